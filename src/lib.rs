@@ -1,0 +1,3 @@
+//! Quorate: one API quota, enforced across regions, that stays true when the network does not.
+pub mod quota;
+pub mod store;

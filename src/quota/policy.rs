@@ -1,0 +1,346 @@
+//! Policies: what they match, what they allow, and how regions share it.
+//!
+//! Values of these types are valid by construction: `config::policies` makes them out of YAML and refuses
+//! everything else. They travel through the Raft log, so fields and variants are only ever appended.
+
+use super::amount::{Micros, Rate, Tokens};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Shortest and usual lease of a slice of a pool.
+pub const LEASE_MIN: Micros = Micros::seconds(10);
+/// A bucket that takes long to fill lends for longer, up to this.
+pub const LEASE_MAX: Micros = Micros::seconds(60);
+/// The reserve where a policy names none: of the rate (what an idle region keeps, nobody else can use) ...
+pub const RESERVE_RATE_DEFAULT: Share = Share::percent(2);
+/// ... and of the burst.
+pub const RESERVE_BURST_DEFAULT: Share = Share::percent(5);
+
+/// A region's name, as in `region.yaml`.
+pub type RegionName = Arc<str>;
+
+/// One rule: what it matches, its limit, its mode. The same in every region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// Unique among the policies of the cluster.
+    pub name: Arc<str>,
+    /// Envoy's domain: a namespace of descriptors.
+    pub domain: Arc<str>,
+    /// The keys that a descriptor must have, in this order (attributes: all of them, in any order).
+    pub matches: Vec<KeyMatch>,
+    /// What it allows.
+    pub limit: Limit,
+    /// How regions share it.
+    pub mode: Mode,
+    /// What each region may spend with no word from anyone (ignored in split mode: all of it).
+    pub reserve: Reserve,
+    /// Shares of the reserve (split: of the limit) by region; a region that is not named has weight 1
+    /// where the map is empty, else 0.
+    pub weights: BTreeMap<RegionName, u32>,
+    /// Strict mode: how long a request may wait for a lease.
+    pub wait: Micros,
+    /// What to answer while the region's store gives no answer.
+    pub on_store_failure: OnStoreFailure,
+    /// Count and report, never deny.
+    pub shadow: bool,
+}
+
+/// One key of a policy's `match`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyMatch {
+    /// The descriptor entry's key.
+    pub key: Arc<str>,
+    /// Which of its values.
+    pub value: ValueMatch,
+}
+
+/// Which values of a key match; in the order of precedence.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ValueMatch {
+    /// `value: x`
+    Exact(Arc<str>),
+    /// `value: x*`
+    Prefix(Arc<str>),
+    /// No `value`: a bucket for each value.
+    Any,
+}
+
+/// What a policy allows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Limit {
+    /// `rate` and `burst`.
+    TokenBucket(TokenBucket),
+    /// Matches and never denies.
+    Unlimited,
+}
+
+/// A token bucket limit as its author wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenBucket {
+    /// Tokens a [`Self::per`].
+    pub amount: u64,
+    /// The unit of time of the rate.
+    pub per: Unit,
+    /// What the bucket holds, in whole tokens.
+    pub burst: u64,
+}
+
+impl TokenBucket {
+    /// The refill rate, rounded down to micro-tokens a second.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        Rate(Tokens::whole(i64::try_from(self.amount).unwrap_or(i64::MAX)).mul_div(1, self.per.seconds()).0)
+    }
+
+    /// The capacity.
+    #[must_use]
+    pub fn burst(&self) -> Tokens {
+        Tokens::whole(i64::try_from(self.burst).unwrap_or(i64::MAX))
+    }
+}
+
+/// A unit of time in a rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Unit {
+    /// `s`
+    Second,
+    /// `m`
+    Minute,
+    /// `h`
+    Hour,
+    /// `d`: 86,400 s
+    Day,
+    /// Envoy's overrides only: 604,800 s
+    Week,
+    /// Envoy's overrides only: 2,592,000 s
+    Month,
+    /// Envoy's overrides only: 31,536,000 s
+    Year,
+}
+
+impl Unit {
+    /// Its length in seconds.
+    #[must_use]
+    pub const fn seconds(self) -> i64 {
+        match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 604_800,
+            Self::Month => 2_592_000,
+            Self::Year => 31_536_000,
+        }
+    }
+}
+
+/// How regions share a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Never more than the limit, all regions together.
+    Strict,
+    /// Never more than the limit and `max_overshoot` (a share of the burst).
+    Approximate {
+        /// How far above, as a share of the burst.
+        max_overshoot: Share,
+    },
+    /// A fixed part of the limit for each region; no coordination.
+    Split,
+}
+
+impl Mode {
+    /// Its name in YAML and in answers.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::Approximate { .. } => "approximate",
+            Self::Split => "split",
+        }
+    }
+}
+
+/// The part of a limit that regions keep for themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reserve {
+    /// Of the rate.
+    pub rate: Share,
+    /// Of the burst.
+    pub burst: Share,
+}
+
+impl Default for Reserve {
+    fn default() -> Self {
+        Self { rate: RESERVE_RATE_DEFAULT, burst: RESERVE_BURST_DEFAULT }
+    }
+}
+
+/// A share of a whole, in parts per million (0 to 1,000,000).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Share(pub u32);
+
+impl Share {
+    /// Nothing of it.
+    pub const NONE: Self = Self(0);
+    /// All of it.
+    pub const ALL: Self = Self(1_000_000);
+
+    /// A share in percent.
+    #[must_use]
+    pub const fn percent(p: u32) -> Self {
+        Self(p.saturating_mul(10_000))
+    }
+
+    /// This share of some tokens, rounded down.
+    #[must_use]
+    pub fn of_tokens(self, whole: Tokens) -> Tokens {
+        whole.mul_div(i64::from(self.0), 1_000_000)
+    }
+
+    /// This share of a rate, rounded down.
+    #[must_use]
+    pub fn of_rate(self, whole: Rate) -> Rate {
+        whole.mul_div(i64::from(self.0), 1_000_000)
+    }
+}
+
+/// What to answer while the region's store (its Redis) gives no answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnStoreFailure {
+    /// Let requests through (never in strict mode).
+    Allow,
+    /// Refuse, with 503 and `store_unavailable`.
+    #[default]
+    Deny,
+    /// The embedded bucket takes over, empty at first (never in strict mode).
+    Local,
+}
+
+/// What one region has of a limit without asking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Refill rate.
+    pub rate: Rate,
+    /// Capacity, without the overdraft.
+    pub burst: Tokens,
+    /// How far below zero the region may go (approximate mode).
+    pub overdraft: Tokens,
+}
+
+impl Part {
+    /// The capacity of the region's bucket: its burst and the overdraft below it. (A bucket whose level may go
+    /// down to `-overdraft` is one that holds `overdraft` more, and is kept so.)
+    #[must_use]
+    pub fn cap(&self) -> Tokens {
+        self.burst + self.overdraft
+    }
+}
+
+/// How a limit is cut up among the regions of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cut {
+    /// The whole limit's rate.
+    pub rate: Rate,
+    /// The whole limit's burst, without the overshoot.
+    pub burst: Tokens,
+    /// What each region has, in the order of the cluster's regions. The overdrafts add up to at most the overshoot,
+    /// rates and bursts to at most the whole; the rest is the pool's.
+    pub parts: Vec<Part>,
+    /// How long a slice of the pool is lent for.
+    pub lease: Micros,
+    /// Is there a pool at all? (Not in split mode.)
+    pub pooled: bool,
+}
+
+impl Cut {
+    /// All overdrafts together.
+    #[must_use]
+    pub fn overshoot(&self) -> Tokens {
+        self.parts.iter().map(|p| p.overdraft).sum()
+    }
+}
+
+impl Policy {
+    /// The weight of a region.
+    #[must_use]
+    pub fn weight(&self, region: &str) -> u32 {
+        if self.weights.is_empty() { 1 } else { self.weights.get(region).copied().unwrap_or(0) }
+    }
+
+    /// Cuts the limit up for these regions; `None` if it is unlimited.
+    #[must_use]
+    pub fn cut(&self, regions: &[RegionName]) -> Option<Cut> {
+        let Limit::TokenBucket(bucket) = self.limit else { return None };
+        let (rate, burst) = (bucket.rate(), bucket.burst());
+        let (reserve, overshoot) = match self.mode {
+            Mode::Strict => (self.reserve, Tokens::ZERO),
+            Mode::Approximate { max_overshoot } => (self.reserve, max_overshoot.of_tokens(burst)),
+            Mode::Split => (Reserve { rate: Share::ALL, burst: Share::ALL }, Tokens::ZERO),
+        };
+        let total: i64 = regions.iter().map(|r| i64::from(self.weight(r))).fold(0, i64::saturating_add);
+        let parts = regions
+            .iter()
+            .map(|region| {
+                let weight = i64::from(self.weight(region));
+                Part {
+                    rate: reserve.rate.of_rate(rate).mul_div(weight, total),
+                    burst: reserve.burst.of_tokens(burst).mul_div(weight, total),
+                    overdraft: overshoot.mul_div(weight, total),
+                }
+            })
+            .collect();
+        let fill = rate.time_for(burst).unwrap_or(LEASE_MAX);
+        let lease = fill.clamp(LEASE_MIN, LEASE_MAX);
+        Some(Cut { rate, burst, parts, lease, pooled: self.mode != Mode::Split })
+    }
+}
+
+/// Names one bucket: a policy and the values that a request had for its keys. Made in `matching`, as a hash of
+/// both that nobody can make collide; the same in every region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BucketId(pub [u8; 16]);
+
+impl std::fmt::Display for BucketId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(mode: Mode) -> Policy {
+        Policy {
+            name: "p".into(),
+            domain: "d".into(),
+            matches: vec![KeyMatch { key: "k".into(), value: ValueMatch::Any }],
+            limit: Limit::TokenBucket(TokenBucket { amount: 100, per: Unit::Second, burst: 200 }),
+            mode,
+            reserve: Reserve { rate: Share::percent(10), burst: Share::percent(10) },
+            weights: BTreeMap::new(),
+            wait: Micros::ZERO,
+            on_store_failure: OnStoreFailure::Deny,
+            shadow: false,
+        }
+    }
+
+    #[test]
+    fn parts_never_exceed_the_whole() {
+        let regions: Vec<RegionName> = ["a", "b", "c"].map(Into::into).to_vec();
+        let mut p = policy(Mode::Split);
+        p.weights = [("a".into(), 2), ("b".into(), 1)].into();
+        let cut = p.cut(&regions).unwrap();
+        assert_eq!(cut.parts[0].burst, Tokens(133_333_333));
+        assert_eq!(cut.parts[2], Part::default());
+        assert!(cut.parts.iter().map(|p| p.burst).sum::<Tokens>() <= cut.burst);
+        assert!(!cut.pooled);
+
+        let cut = policy(Mode::Approximate { max_overshoot: Share::percent(30) }).cut(&regions).unwrap();
+        assert_eq!(cut.overshoot(), Tokens::whole(60));
+        assert_eq!(cut.parts[1].rate, Rate(3_333_333));
+        assert_eq!(cut.lease, LEASE_MIN);
+    }
+}

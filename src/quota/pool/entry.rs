@@ -1,0 +1,144 @@
+//! What the replicated log carries. Persisted and sent: fields and variants are only ever appended.
+
+use crate::quota::amount::{Micros, Rate, Tokens};
+use crate::quota::policy::{BucketId, Policy, RegionName};
+use serde::{Deserialize, Serialize};
+
+/// A region's position in the cluster's list of regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RegionId(pub u16);
+
+/// The Raft clock as the leader stamped it on an entry, after the last request in it had arrived:
+/// tau = (tau of the last entry when the term began) + (1 - drift) x (the leader's monotonic time in this term).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    /// The term whose leader made the stamp. It counts only in an entry of the same term.
+    pub term: u64,
+    /// Raft time.
+    pub tau: Micros,
+}
+
+/// One log entry: a batch of operations under one stamp.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When.
+    pub stamp: Stamp,
+    /// What. May be empty: then the entry only moves the Raft clock.
+    pub ops: Vec<Op>,
+}
+
+/// One operation on the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// The cluster begins: its regions and first policies. Ignored once there are regions.
+    Found {
+        /// In the order of their [`RegionId`]s.
+        regions: Vec<RegionName>,
+        /// Version 1 of the policies.
+        policies: Vec<Policy>,
+    },
+    /// A region asks for, keeps or gives up a slice.
+    Ask(Ask),
+    /// A region starts over.
+    Join(Join),
+    /// New policies, all or nothing.
+    SetPolicies(SetPolicies),
+    /// A region has read new policies.
+    Ack(Ack),
+}
+
+/// A region's only request about a bucket: "this is what I still hold, this is what I give back, this is what I need".
+/// It has *already stopped using* what it gives up when it sends this.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
+    /// Who asks.
+    pub region: RegionId,
+    /// Its epoch: see [`Join`].
+    pub epoch: u64,
+    /// Index of the policy: its id, see [`crate::quota::pool::Pool`].
+    pub policy: u32,
+    /// Which bucket of it.
+    pub bucket: BucketId,
+    /// Grows with every new request of this region for this bucket in this epoch.
+    pub seq: u64,
+    /// The record that the region had read last when it sent this ...
+    pub read_seq: u64,
+    /// ... and the tokens that it had seen granted in it.
+    pub read_granted: Tokens,
+    /// What it still holds of its slice: burst ...
+    pub held_burst: Tokens,
+    /// ... and rate.
+    pub held_rate: Rate,
+    /// Unspent tokens handed back.
+    pub returned: Tokens,
+    /// Its level above its reserve's cap (less than 0: room in the reserve). Advisory.
+    pub level: Tokens,
+    /// Demand. Advisory.
+    pub demand: Rate,
+    /// Burst that it would like to hold. Advisory.
+    pub want: Tokens,
+    /// Tokens that it lacks right now. Advisory.
+    pub short: Tokens,
+    /// The greatest cost of one request that it has seen: less burst than this is of no use. Advisory.
+    pub quantum: Tokens,
+    /// The newest stamp that it had applied ...
+    pub seen: Stamp,
+    /// ... and how long before, by its own clock.
+    pub age: Micros,
+}
+
+/// A region (re)starts, after its daemon or its store lost state: a compare-and-set of its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// Which region.
+    pub region: RegionId,
+    /// The epoch that it believes is in force (0: it has never joined).
+    pub previous: u64,
+    /// Tells the region that it was the one.
+    pub nonce: u64,
+}
+
+/// Replaces all policies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetPolicies {
+    /// Refused unless this is the version in force; `None`: whatever it is.
+    pub expected: Option<u64>,
+    /// The new ones.
+    pub policies: Vec<Policy>,
+}
+
+/// A region uses no more than the smaller of the old policies and these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ack {
+    /// Which region.
+    pub region: RegionId,
+    /// The version that it has read.
+    pub version: u64,
+}
+
+/// What an entry did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// The stamp was of an earlier term: nothing was applied, and whoever proposed should ask again.
+    pub refused: bool,
+    /// Records that were written, by region.
+    pub records: Vec<(RegionId, BucketId)>,
+    /// Regions whose epoch changed.
+    pub joined: Vec<RegionId>,
+    /// What became of a [`SetPolicies`] (of the last, if there were several), or of a [`Op::Found`].
+    pub policies: Option<PolicyOutcome>,
+    /// Did an acknowledgement count?
+    pub acknowledged: bool,
+    /// Buckets whose books did not balance: they are frozen, and a person must look.
+    pub breached: Vec<BucketId>,
+}
+
+/// What became of a [`SetPolicies`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PolicyOutcome {
+    /// They are in force under this version.
+    Set(u64),
+    /// Another version is in force than the one that was expected.
+    Conflict(u64),
+}

@@ -1,0 +1,160 @@
+//! A region's store: where its buckets live. Two real implementations: [`redis`] and [`memory`].
+//!
+//! Time in here is the *store's* clock (Redis' TIME): microseconds since the Unix epoch, the same for every daemon of
+//! the region.
+
+use crate::quota::amount::{Micros, Rate, Tokens};
+use crate::quota::bucket::{Shape, Unseen};
+use crate::quota::policy::BucketId;
+use std::future::Future;
+
+/// What a request takes, all or nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Take {
+    /// One for each limit that the request matched; at most [`CHARGES_MAX`].
+    pub charges: Vec<TakeCharge>,
+}
+
+/// The most limits that one request may be charged against.
+pub const CHARGES_MAX: usize = 64;
+
+/// A charge on one bucket.
+#[derive(Clone, Copy, Debug)]
+pub struct TakeCharge {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// Its reserve in this region.
+    pub shape: Shape,
+    /// What it is if the store has never seen it; `None`: full.
+    pub unseen: Option<Unseen>,
+    /// Tokens to take. 0 asks without taking, less than 0 gives back (up to what the bucket can hold).
+    pub cost: Tokens,
+    /// If it does not fit, refuse the request? (Not for shadow policies: then this charge alone is left out.)
+    pub enforce: bool,
+}
+
+/// The answer to a [`Take`].
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    /// Everything that had to fit did, and what fitted was taken.
+    pub allowed: bool,
+    /// The store's time at which this was decided.
+    pub now: Micros,
+    /// In the order of the charges.
+    pub charges: Vec<TakenCharge>,
+}
+
+/// What became of one charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TakenCharge {
+    /// Did it fit (whatever became of the others)?
+    pub fits: bool,
+    /// The level afterwards.
+    pub level: Tokens,
+    /// The refill rate now: the reserve's and a live lease's.
+    pub rate: Rate,
+    /// The capacity now.
+    pub cap: Tokens,
+}
+
+/// Before an ask: read a bucket and give up what the lease is to shrink by. Idempotent.
+#[derive(Clone, Copy, Debug)]
+pub struct Prepare {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// Its reserve in this region.
+    pub shape: Shape,
+    /// What it is if the store has never seen it; `None`: full.
+    pub unseen: Option<Unseen>,
+    /// Keep at most this burst of the lease ...
+    pub hold_burst: Tokens,
+    /// ... and at most this rate (as it was installed, discounted).
+    pub hold_rate: Rate,
+}
+
+/// The answer to a [`Prepare`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// Is a lease live in the store (before the shrinking)?
+    pub leased: bool,
+    /// The level after the shrinking.
+    pub level: Tokens,
+    /// Tokens that no longer fitted: they are gone from the bucket, and may be given back to the pool.
+    pub returned: Tokens,
+    /// The lease's burst and rate after the shrinking.
+    pub burst: Tokens,
+    /// See [`Self::burst`].
+    pub rate: Rate,
+}
+
+/// A record of the pool, to be put into the bucket. Idempotent by (session, seq, push): `granted` counts from the
+/// beginning of `seq`, so installing it twice adds nothing, and an older record than the one installed last is ignored.
+#[derive(Clone, Copy, Debug)]
+pub struct Install {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// Its reserve in this region.
+    pub shape: Shape,
+    /// What it is if the store has never seen it; `None`: full.
+    pub unseen: Option<Unseen>,
+    /// The ask that this answers.
+    pub seq: u64,
+    /// Later records under the same `seq` have greater numbers.
+    pub push: u32,
+    /// Tokens granted under `seq` so far.
+    pub granted: Tokens,
+    /// The lease's burst.
+    pub burst: Tokens,
+    /// The lease's rate, discounted for drift.
+    pub rate: Rate,
+    /// Store time at which the lease ends. Past it nothing is installed.
+    pub deadline: Micros,
+}
+
+/// One region's store. Cheap to clone; each thread that serves callers has its own (see `redis`).
+pub trait Store: Clone + Send + Sync + 'static {
+    /// Checks all charges of a request, then takes all or none.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn take(&self, take: Take) -> impl Future<Output = Result<Taken, StoreError>> + Send;
+
+    /// Reads buckets before their asks go out; the time is the store's, read before anything is sent.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn prepare(
+        &self,
+        asks: Vec<Prepare>,
+    ) -> impl Future<Output = Result<(Micros, Vec<Prepared>), StoreError>> + Send;
+
+    /// Puts records of the pool into buckets; returns their levels afterwards.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn install(&self, records: Vec<Install>) -> impl Future<Output = Result<Vec<Tokens>, StoreError>> + Send;
+}
+
+/// Why a store gave no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Nothing was sent, or the store refused it whole: nothing has happened.
+    #[error("the store is not available")]
+    Unavailable,
+    /// It was sent and not answered in time: it may have happened.
+    #[error("the store did not answer in time")]
+    Unknown,
+    /// Another daemon has taken this region's buckets over, or the store lost its data.
+    #[error("the store has been taken over or has lost its data")]
+    Fenced,
+}
+
+/// What a store holds of this region's state, as its supervisor sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Random, not 0, below 2^52: new whenever the daemon starts or the store has lost data. It is the nonce of the region's
+    /// [`Join`](crate::quota::pool::Op::Join): what was lent under an earlier session is not used under this one.
+    pub nonce: u64,
+    /// The store kept the buckets of an earlier session (a restart of the daemon alone).
+    pub kept: bool,
+}
