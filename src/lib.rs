@@ -1,3 +1,4 @@
 //! Quorate: one API quota, enforced across regions, that stays true when the network does not.
+pub mod config;
 pub mod quota;
 pub mod store;

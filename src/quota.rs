@@ -10,5 +10,6 @@
 
 pub mod amount;
 pub mod bucket;
+pub mod matching;
 pub mod policy;
 pub mod pool;
