@@ -10,5 +10,7 @@
 
 pub mod amount;
 pub mod bucket;
+pub mod matching;
 pub mod policy;
 pub mod pool;
+pub mod verdict;
