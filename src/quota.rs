@@ -13,3 +13,4 @@ pub mod bucket;
 pub mod matching;
 pub mod policy;
 pub mod pool;
+pub mod verdict;
