@@ -97,6 +97,15 @@ impl Tally {
         self.saw(level, at);
     }
 
+    /// Counts a request that was refused, has waited, and was tried again.
+    pub fn retried(&self, cost: Tokens, fits: bool, level: Tokens, at: Micros) {
+        if fits {
+            self.admitted.fetch_add(cost.0, Ordering::Relaxed);
+            self.refused.fetch_sub(cost.0, Ordering::Relaxed);
+        }
+        self.saw(level, at);
+    }
+
     /// Notes what the bucket holds at store time `at`.
     pub fn saw(&self, level: Tokens, at: Micros) {
         self.level.store(level.0, Ordering::Relaxed);
