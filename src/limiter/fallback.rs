@@ -16,7 +16,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The most buckets that may owe something; a charge on one more is refused while the store is down.
 const DEBTS_MAX: usize = 100_000;
 
-#[derive(Debug)]
 pub struct Fallback {
     local: MemoryStore,
     /// Local time at which the outage began; 0: the store answers.
@@ -105,4 +104,10 @@ fn of_outage(bucket: BucketId, began: Micros) -> BucketId {
         *byte ^= salt;
     }
     BucketId(id)
+}
+
+impl std::fmt::Debug for Fallback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fallback").field("since", &self.since).field("owing", &self.owing).finish_non_exhaustive()
+    }
 }
