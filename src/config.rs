@@ -2,13 +2,43 @@
 //!
 //! After that nothing is a string or a maybe: what these types hold has been checked.
 
+mod decode;
+pub mod env;
+pub mod fault;
+pub mod region;
+mod url;
+pub mod yaml;
+
+pub use decode::Wrong;
+pub use fault::{ConfigError, Fault, Faults, Mark};
+
 use crate::quota::policy::RegionName;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Reads a region file with the process' environment and the secret files that it names.
+///
+/// # Errors
+/// The file cannot be read, or it is wrong: then all of its faults.
+pub fn load(file: &Path) -> Result<Config, ConfigError> {
+    let text = read(file)?;
+    region::parse(file, &text, &env::of_process()).map_err(ConfigError::Invalid)
+}
+
+/// A configuration file's text; of what is too large only so much that it can be seen to be.
+fn read(file: &Path) -> Result<String, ConfigError> {
+    let unreadable = |error| ConfigError::Unreadable { file: file.to_owned(), error };
+    let mut text = String::new();
+    let bytes_max = u64::try_from(yaml::FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
+    let opened = std::fs::File::open(file).map_err(unreadable)?;
+    opened.take(bytes_max).read_to_string(&mut text).map_err(unreadable)?;
+    Ok(text)
+}
 
 /// One region's daemon, from `region.yaml`.
 #[derive(Clone, Debug, PartialEq, Eq)]
