@@ -11,7 +11,7 @@ use crate::raft::{self, Raft, RaftConfig, RaftError};
 use crate::reconcile::{Progress, Reconcile};
 use crate::server::listen::bind;
 use crate::server::{self, Listeners, Server, ServerError};
-use crate::store::any::AnyStore;
+use crate::store::AnyStore;
 use crate::store::memory::MemoryStore;
 use crate::telemetry::{Metrics, wall_clock};
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::policy::{BucketId, Part};
 use crate::quota::pool::{Applied, Ask, Join, Op, RegionId};
 use crate::raft::{ChangeFeed, Changes, ProposeError, Raft, clock};
-use crate::store::any::AnyStore;
+use crate::store::AnyStore;
 use crate::store::{Install, Prepare, Session, Store as _, StoreError};
 use book::{Book, Loan};
 use std::collections::HashSet;

@@ -13,7 +13,7 @@ use crate::server::state::{
     StoreState,
 };
 use crate::store::Store as _;
-use crate::store::any::AnyStore;
+use crate::store::AnyStore;
 use crate::store::{Take, TakeCharge};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

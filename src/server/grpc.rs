@@ -165,7 +165,7 @@ impl<D: Decide> Decisions<D> {
             };
             let (descriptors, cost) = descriptors(message).map_err(refused)?;
             let request =
-                Request { domain: &message.domain, subject: Subject::Descriptors(&descriptors), cost };
+                Request { domain: &message.domain, subject: Subject::Descriptors(&descriptors), cost: Tokens::whole(cost) };
             let verdict = self.decide.check(&request, deadline).await;
             let verdict = verdict.map_err(|fault| refused(Status::invalid_argument(fault.to_string())))?;
             Ok(response(&verdict, descriptors.len()))
@@ -242,7 +242,7 @@ fn descriptor<'a>(
         (None, false) => None,
     };
     let entries = wire.entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
-    Ok(Descriptor { entries, cost: own, limit })
+    Ok(Descriptor { entries, cost: own.map(Tokens::whole), limit })
 }
 
 /// `None`: the unit is not one.

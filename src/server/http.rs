@@ -163,12 +163,12 @@ impl Body<'_> {
         let checked = match (&self.attributes, &self.descriptors) {
             (Some(attributes), None) => {
                 let attributes = attributes.checked()?;
-                let request = Request { domain, subject: Subject::Attributes(&attributes), cost };
+                let request = Request { domain, subject: Subject::Attributes(&attributes), cost: Tokens::whole(cost) };
                 decide.check(&request, None).await
             }
             (None, Some(descriptors)) => {
                 let descriptors = checked(descriptors)?;
-                let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost };
+                let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost: Tokens::whole(cost) };
                 decide.check(&request, None).await
             }
             (Some(_), Some(_)) => {
