@@ -11,7 +11,9 @@ pub mod listen;
 pub mod problem;
 pub mod state;
 
-use crate::quota::matching::{Request, RequestFault};
+use crate::quota::amount::Tokens;
+use crate::quota::matching::{Descriptor, Request, RequestFault};
+use crate::quota::policy::TokenBucket;
 use crate::quota::verdict::Verdict;
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
@@ -43,6 +45,20 @@ pub trait Decide: Clone + Send + Sync + 'static {
         request: &Request<'_>,
         deadline: Option<Duration>,
     ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
+}
+
+/// A descriptor as it came over the wire: the limiter's borrow from these.
+#[derive(Debug)]
+struct Parts<'a> {
+    entries: Vec<(&'a str, &'a str)>,
+    cost: Option<Tokens>,
+    limit: Option<TokenBucket>,
+}
+
+impl Parts<'_> {
+    fn borrowed<'p>(parts: &'p [Parts<'p>]) -> Vec<Descriptor<'p>> {
+        parts.iter().map(|p| Descriptor { entries: &p.entries, cost: p.cost, limit: p.limit }).collect()
+    }
 }
 
 /// Where callers connect; see [`listen::bind`].

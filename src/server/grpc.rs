@@ -9,8 +9,9 @@
 mod reflection;
 
 use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX, ServerError};
-use crate::quota::amount::Micros;
-use crate::quota::matching::{Descriptor, Request, Subject};
+use super::Parts;
+use crate::quota::amount::{Micros, Tokens};
+use crate::quota::matching::{Request, Subject};
 use crate::quota::policy::{TokenBucket, Unit};
 use crate::quota::verdict::{DescriptorVerdict, Fields, LimitVerdict, Status as Kind, Verdict};
 use crate::telemetry::Metrics;
@@ -163,9 +164,10 @@ impl<D: Decide> Decisions<D> {
                 self.metrics.bad_request(Protocol::Grpc);
                 status
             };
-            let (descriptors, cost) = descriptors(message).map_err(refused)?;
-            let request =
-                Request { domain: &message.domain, subject: Subject::Descriptors(&descriptors), cost: Tokens::whole(cost) };
+            let (parts, cost) = descriptors(message).map_err(refused)?;
+            let descriptors = Parts::borrowed(&parts);
+            let subject = Subject::Descriptors(&descriptors);
+            let request = Request { domain: &message.domain, subject, cost: Tokens::whole(cost) };
             let verdict = self.decide.check(&request, deadline).await;
             let verdict = verdict.map_err(|fault| refused(Status::invalid_argument(fault.to_string())))?;
             Ok(response(&verdict, descriptors.len()))
@@ -199,7 +201,7 @@ fn within(timeout: Duration) -> Duration {
 }
 
 /// The request's descriptors and its cost.
-fn descriptors(message: &RateLimitRequest) -> Result<(Vec<Descriptor<'_>>, i64), Status> {
+fn descriptors(message: &RateLimitRequest) -> Result<(Vec<Parts<'_>>, i64), Status> {
     if message.domain.is_empty() {
         return Err(Status::invalid_argument("domain: is empty; name the domain whose policies apply"));
     }
@@ -219,7 +221,7 @@ fn descriptor<'a>(
     message: &RateLimitRequest,
     index: usize,
     wire: &'a RateLimitDescriptor,
-) -> Result<Descriptor<'a>, Status> {
+) -> Result<Parts<'a>, Status> {
     let fault = |what: &str| Err(Status::invalid_argument(format!("descriptors[{index}]{what}")));
     if wire.entries.is_empty() {
         return fault(".entries: there are none; send at least one");
@@ -242,7 +244,7 @@ fn descriptor<'a>(
         (None, false) => None,
     };
     let entries = wire.entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
-    Ok(Descriptor { entries, cost: own.map(Tokens::whole), limit })
+    Ok(Parts { entries, cost: own.map(Tokens::whole), limit })
 }
 
 /// `None`: the unit is not one.

@@ -4,7 +4,9 @@
 
 use super::problem::Problem;
 use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX};
-use crate::quota::matching::{Descriptor, Request, Subject};
+use crate::quota::amount::Tokens;
+use crate::quota::matching::{Request, Subject};
+use super::Parts;
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
@@ -156,19 +158,21 @@ impl Body<'_> {
         if domain.is_empty() {
             return Err(Problem::at("#/domain", "is missing or empty; name the domain whose policies apply"));
         }
-        let cost = self.cost.unwrap_or(1);
-        if !(-COST_MAX..=COST_MAX).contains(&cost) {
+        let whole = self.cost.unwrap_or(1);
+        if !(-COST_MAX..=COST_MAX).contains(&whole) {
             return Err(Problem::at("#/cost", format!("is beyond {COST_MAX}; ask for less at once")));
         }
+        let cost = Tokens::whole(whole);
         let checked = match (&self.attributes, &self.descriptors) {
             (Some(attributes), None) => {
                 let attributes = attributes.checked()?;
-                let request = Request { domain, subject: Subject::Attributes(&attributes), cost: Tokens::whole(cost) };
+                let request = Request { domain, subject: Subject::Attributes(&attributes), cost };
                 decide.check(&request, None).await
             }
             (None, Some(descriptors)) => {
-                let descriptors = checked(descriptors)?;
-                let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost: Tokens::whole(cost) };
+                let parts = checked(descriptors)?;
+                let descriptors = Parts::borrowed(&parts);
+                let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost };
                 decide.check(&request, None).await
             }
             (Some(_), Some(_)) => {
@@ -183,7 +187,7 @@ impl Body<'_> {
 }
 
 /// Descriptors as the limiter wants them.
-fn checked<'a>(descriptors: &'a [Vec<Entry<'a>>]) -> Result<Vec<Descriptor<'a>>, Problem> {
+fn checked<'a>(descriptors: &'a [Vec<Entry<'a>>]) -> Result<Vec<Parts<'a>>, Problem> {
     match descriptors.len() {
         0 => return Err(Problem::at("#/descriptors", "is empty; send at least one descriptor")),
         n if n > DESCRIPTORS_MAX => {
@@ -201,7 +205,7 @@ fn checked<'a>(descriptors: &'a [Vec<Entry<'a>>]) -> Result<Vec<Descriptor<'a>>,
             return Err(Problem::at(format!("#/descriptors/{i}/{j}/key"), "is empty; name the key"));
         }
         let entries = entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
-        Ok(Descriptor { entries, cost: None, limit: None })
+        Ok(Parts { entries, cost: None, limit: None })
     };
     descriptors.iter().enumerate().map(descriptor).collect()
 }
