@@ -220,7 +220,12 @@ impl Reconcile {
             let Some(loan) = self.book.get_mut(&bucket) else { continue };
             loan.tally.set_elsewhere(pool.free(loan.tally.policy, bucket, tau));
             let Some(record) = pool.record(bucket, me) else { continue };
-            let Some(grant) = loan.borrower.on_record(record, epoch, now) else { continue };
+            let Some(grant) = loan.borrower.on_record(record, epoch, now) else {
+                if loan.tally.asking() == Asking::Out && !loan.borrower.is_out() && !loan.is_installing() {
+                    loan.tally.set_asking(Asking::No);
+                }
+                continue;
+            };
             if let Some(waited) = grant.waited {
                 self.rtt = Micros((self.rtt.0 * 7 + waited.0) / 8);
                 self.core.set_lease_takes(self.rtt);
@@ -494,7 +499,7 @@ impl Reconcile {
             loan.tally.set_cut_off(true);
             loan.tally.set_asking(Asking::No);
             if matches!(done.result, Err(ProposeError::NotSent { .. } | ProposeError::Refused)) {
-                loan.borrower.came_to_nothing(now);
+                loan.borrower.came_to_nothing();
             }
             let next = loan.borrower.next_look(now);
             self.book.settle(*bucket, next, now);

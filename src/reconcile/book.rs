@@ -28,6 +28,11 @@ pub struct Loan {
 }
 
 impl Loan {
+    /// Is a record still to be put into the store?
+    pub fn is_installing(&self) -> bool {
+        self.install.is_some()
+    }
+
     /// What the bucket holds at store time `store_now`, going by what was last seen of it. An estimate.
     pub fn level(&self, policy: &ActivePolicy, store_now: Micros, now: Micros) -> Tokens {
         let (level, at) = self.tally.level();
