@@ -25,7 +25,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(error) => return Ok(refuse(&error)),
     };
-    let policies = match config.policies.as_deref().map(config::policies::load).transpose() {
+    let regions = config.cluster.names();
+    let load = |file| config::policies::load(file, Some(&regions));
+    let policies = match config.policies.as_deref().map(load).transpose() {
         Ok(policies) => policies.unwrap_or_default(),
         Err(error) => return Ok(refuse(&error)),
     };

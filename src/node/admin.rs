@@ -4,7 +4,7 @@ use super::Inner;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::matching::{Request, Subject, bucket_id};
-use crate::quota::policy::{BucketId, Limit, Policy};
+use crate::quota::policy::{BucketId, Limit, Mode, Policy};
 use crate::quota::pool::{Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies};
 use crate::raft::{ProposeError, Role, clock};
 use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange};
@@ -17,6 +17,7 @@ use crate::store::AnyStore;
 use crate::store::{Take, TakeCharge};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -87,7 +88,8 @@ impl AdminSource for Inner {
 
 impl Inner {
     async fn apply_policies(&self, change: PolicyChange) -> Result<AppliedPolicies, ApplyError> {
-        let policies = config::policies::parse(&change.yaml)
+        let regions = self.config.cluster.names();
+        let policies = config::policies::parse(Path::new("policies"), &change.yaml, Some(&regions))
             .map_err(|faults| ApplyError::Invalid(faults.iter().map(ToString::to_string).collect()))?;
         let version = self.raft.pool().read().version();
         if let Some(expected) = change.expected.filter(|e| *e != version) {
@@ -206,7 +208,7 @@ impl Inner {
                     matches: policy.matches.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
                     limit: policy.limit.to_string(),
                     mode: policy.mode.name().into(),
-                    guarantee: crate::quota::guarantee::bound(policy),
+                    guarantee: bound(policy),
                     shadow: policy.shadow,
                     admitted: counts.map_or(0, |c| c.0),
                     denied: counts.map_or(0, |c| c.1),
@@ -294,6 +296,18 @@ impl Inner {
             regions: regions.collect(),
         })
     }
+}
+
+/// The most that all regions admit in a window of T seconds, as text.
+fn bound(policy: &Policy) -> String {
+    let Limit::TokenBucket(limit) = policy.limit else { return "no bound".into() };
+    let overshoot = match policy.mode {
+        Mode::Approximate { max_overshoot } => {
+            format!(" + {}", max_overshoot.of_tokens(limit.burst()).floor())
+        }
+        Mode::Strict | Mode::Split => String::new(),
+    };
+    format!("{}{overshoot} + {} T / {} s", limit.burst, limit.amount, limit.per.seconds())
 }
 
 /// The pool at an estimated Raft time.

@@ -75,7 +75,7 @@ impl Reconcile {
             if old.shape == shape(&part) {
                 return old.unseen;
             }
-            let known = self.store.generation().unseen(old.shape, old.unseen);
+            let known = self.store.generation().unseen(old.shape, old.unseen, now);
             Unseen::after_change(old.shape, shape(&part), known, now)
         });
         let filling = in_pool.map(|level| Unseen { level, at: now });
