@@ -5,6 +5,7 @@
 
 mod any;
 pub mod memory;
+pub mod redis;
 
 pub use any::AnyStore;
 

@@ -216,6 +216,12 @@ impl Bucket {
         self.shape = shape;
     }
 
+    /// The reserve that it was settled under last.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
     /// What is in it.
     #[must_use]
     pub fn level(&self) -> Tokens {

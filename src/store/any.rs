@@ -1,6 +1,7 @@
 //! The store that a region was configured with.
 
 use super::memory::MemoryStore;
+use super::redis::RedisStore;
 use super::{Health, Install, Prepare, Prepared, SessionState, Store, StoreError, Take, Taken};
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Generation;
@@ -12,6 +13,8 @@ use tokio::sync::watch;
 pub enum AnyStore {
     /// Buckets in this process.
     Memory(MemoryStore),
+    /// Buckets in the region's Redis.
+    Redis(RedisStore),
 }
 
 impl AnyStore {
@@ -20,6 +23,7 @@ impl AnyStore {
     pub fn session(&self) -> watch::Receiver<SessionState> {
         match self {
             Self::Memory(store) => store.session(),
+            Self::Redis(store) => store.session(),
         }
     }
 
@@ -29,6 +33,7 @@ impl AnyStore {
     pub fn generation(&self) -> Generation {
         match self {
             Self::Memory(store) => store.generation(),
+            Self::Redis(store) => store.generation(),
         }
     }
 
@@ -40,6 +45,7 @@ impl AnyStore {
     pub async fn mark_full(&self, session: super::Session) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.mark_full(session),
+            Self::Redis(store) => store.mark_full(session).await,
         }
     }
 
@@ -48,6 +54,7 @@ impl AnyStore {
     pub fn worker(&self) -> Self {
         match self {
             Self::Memory(store) => Self::Memory(store.clone()),
+            Self::Redis(store) => Self::Redis(store.worker()),
         }
     }
 
@@ -56,6 +63,7 @@ impl AnyStore {
     pub fn now(&self) -> Micros {
         match self {
             Self::Memory(store) => store.now(),
+            Self::Redis(store) => store.now(),
         }
     }
 
@@ -64,6 +72,7 @@ impl AnyStore {
     pub fn rtt(&self) -> Duration {
         match self {
             Self::Memory(_) => Duration::ZERO,
+            Self::Redis(store) => store.rtt(),
         }
     }
 
@@ -72,6 +81,7 @@ impl AnyStore {
     pub fn health(&self) -> Health {
         match self {
             Self::Memory(_) => Health::default(),
+            Self::Redis(store) => store.health(),
         }
     }
 
@@ -79,6 +89,7 @@ impl AnyStore {
     pub async fn close(&self) {
         match self {
             Self::Memory(_) => {}
+            Self::Redis(store) => store.close().await,
         }
     }
 }
@@ -87,18 +98,21 @@ impl Store for AnyStore {
     async fn take(&self, take: Take) -> Result<Taken, StoreError> {
         match self {
             Self::Memory(store) => store.take(take).await,
+            Self::Redis(store) => store.take(take).await,
         }
     }
 
     async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
         match self {
             Self::Memory(store) => store.prepare(asks).await,
+            Self::Redis(store) => store.prepare(asks).await,
         }
     }
 
     async fn install(&self, records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
         match self {
             Self::Memory(store) => store.install(records).await,
+            Self::Redis(store) => store.install(records).await,
         }
     }
 }
