@@ -10,6 +10,7 @@
 
 pub mod amount;
 pub mod bucket;
+pub mod guarantee;
 pub mod matching;
 pub mod policy;
 pub mod pool;
