@@ -5,12 +5,15 @@
 mod decode;
 pub mod env;
 pub mod fault;
+pub mod policies;
+mod print;
 pub mod region;
 mod url;
 pub mod yaml;
 
 pub use decode::Wrong;
 pub use fault::{ConfigError, Fault, Faults, Mark};
+pub use print::PolicyFile;
 
 use crate::quota::policy::RegionName;
 use std::collections::BTreeSet;
@@ -31,7 +34,7 @@ pub fn load(file: &Path) -> Result<Config, ConfigError> {
 }
 
 /// A configuration file's text; of what is too large only so much that it can be seen to be.
-fn read(file: &Path) -> Result<String, ConfigError> {
+pub(crate) fn read(file: &Path) -> Result<String, ConfigError> {
     let unreadable = |error| ConfigError::Unreadable { file: file.to_owned(), error };
     let mut text = String::new();
     let bytes_max = u64::try_from(yaml::FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);

@@ -1,6 +1,6 @@
 //! From nodes to values: mappings with known keys, and the small languages of scalars.
 
-use super::fault::{Faults, Mark, did_you_mean, shown};
+use super::fault::{Faults, Mark, did_you_mean, nearest, shown};
 use super::yaml::{Key, Node, Value};
 use crate::quota::amount::TOKENS_MAX;
 use crate::quota::policy::{Share, Unit};
@@ -20,6 +20,11 @@ impl Wrong {
     pub fn new(what: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { what: what.into(), mend: mend.into() }
     }
+
+    /// How to mend it.
+    pub fn mend(&self) -> &str {
+        &self.mend
+    }
 }
 
 /// The entries of a mapping whose keys are known.
@@ -27,19 +32,23 @@ pub struct Fields<'n> {
     mark: &'n Mark,
     path: &'n str,
     entries: &'n [(Key, Node)],
+    /// Known keys that an unknown one was probably meant to be.
+    misspelt: Vec<&'n str>,
 }
 
 impl<'n> Fields<'n> {
     /// Takes a node for a mapping; every unknown and every repeated key is a fault. `path` names it in faults: empty
     /// for the file itself.
-    pub fn of(node: &'n Node, path: &'n str, known: &[&str], faults: &mut Faults) -> Option<Self> {
+    pub fn of(node: &'n Node, path: &'n str, known: &[&'n str], faults: &mut Faults) -> Option<Self> {
         let entries = entries(node, path, faults)?;
+        let mut misspelt = Vec::new();
         for (key, _) in entries.iter().filter(|(key, _)| !known.contains(&key.name.as_str())) {
             let place = if path.is_empty() { String::new() } else { format!(" in `{path}`") };
             let what = format!("unknown key {}{place}", shown(&key.name));
             faults.push(&key.mark, what, did_you_mean(&key.name, known));
+            misspelt.extend(nearest(&key.name, known));
         }
-        Some(Self { mark: &node.mark, path, entries })
+        Some(Self { mark: &node.mark, path, entries, misspelt })
     }
 
     /// Where the mapping begins.
@@ -57,10 +66,15 @@ impl<'n> Fields<'n> {
         self.entry(key).map(|(key, _)| &key.mark)
     }
 
+    /// Is there an unknown key that was probably meant to be this one? That is fault enough.
+    pub fn is_misspelt(&self, key: &str) -> bool {
+        self.misspelt.contains(&key)
+    }
+
     /// The value of a key that has to be there.
     pub fn need(&self, key: &str, mend: &str, faults: &mut Faults) -> Option<&'n Node> {
         let found = self.get(key);
-        if found.is_none() {
+        if found.is_none() && !self.is_misspelt(key) {
             faults.push(self.mark, format!("`{}` is missing", self.name(key)), mend);
         }
         found

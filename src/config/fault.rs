@@ -169,16 +169,21 @@ pub fn one_of(names: &[&str]) -> String {
 /// How to mend a name that is not among the known ones: the nearest, if one is near, else all.
 #[must_use]
 pub fn did_you_mean(name: &str, known: &[&str]) -> String {
-    const CHARS_MAX: usize = 64;
-    let near = if name.chars().count() > CHARS_MAX {
-        None
-    } else {
-        known.iter().map(|k| (distance(name, k), *k)).min().filter(|(d, k)| *d <= 1 + k.len() / 4)
-    };
-    match near {
-        Some((_, known)) => format!("did you mean `{known}`?"),
+    match nearest(name, known) {
+        Some(known) => format!("did you mean `{known}`?"),
         None => format!("it may be {}", one_of(known)),
     }
+}
+
+/// The known name that this one was probably meant to be.
+#[must_use]
+pub fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
+    const BYTES_MAX: usize = 64;
+    if name.len() > BYTES_MAX {
+        return None;
+    }
+    let (edits, known) = known.iter().map(|k| (distance(name, k), *k)).min()?;
+    (edits <= 1 + known.len() / 4).then_some(known)
 }
 
 /// How many single-character edits (swapped neighbours count as one) make `a` out of `b`.

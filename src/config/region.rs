@@ -66,16 +66,19 @@ pub fn parse(file: &Path, text: &str, variables: &[(OsString, OsString)]) -> Res
     faults.or(config)
 }
 
-/// The names of the regions in a region file, whatever else may be wrong with it.
+/// The names of the regions in a region file, sorted, whatever else may be wrong with it.
 #[must_use]
 pub fn region_names(root: &Node) -> Vec<RegionName> {
-    let Value::Map(top) = &root.value else { return Vec::new() };
-    let find = |entries: &'_ [(yaml::Key, Node)], name: &str| {
-        entries.iter().find(|(k, _)| k.name == name).map(|(_, node)| node.value.clone())
-    };
-    let Some(Value::Map(cluster)) = find(top, "cluster") else { return Vec::new() };
-    let Some(Value::Map(regions)) = find(&cluster, "regions") else { return Vec::new() };
-    regions.iter().filter_map(|(key, _)| decode::name(&key.name).ok().map(Arc::from)).collect()
+    let regions = entry(root, "cluster").and_then(|cluster| entry(cluster, "regions"));
+    let Some(Value::Map(regions)) = regions.map(|node| &node.value) else { return Vec::new() };
+    let names: BTreeSet<RegionName> =
+        regions.iter().filter_map(|(key, _)| decode::name(&key.name).ok().map(Arc::from)).collect();
+    names.into_iter().collect()
+}
+
+fn entry<'n>(node: &'n Node, name: &str) -> Option<&'n Node> {
+    let Value::Map(entries) = &node.value else { return None };
+    entries.iter().find(|(key, _)| key.name == name).map(|(_, node)| node)
 }
 
 struct Reader<'r> {
@@ -224,12 +227,11 @@ impl Reader<'_> {
         let mut all = true;
         for (key, url) in entries {
             let path = format!("cluster.regions.{}", key.name);
-            let name = decode::read(
-                &Node { mark: key.mark.clone(), value: Value::Text(key.name.clone()) },
-                "region name",
-                self.faults,
-                |text| decode::name(text).map(RegionName::from),
-            );
+            let name = decode::name(&key.name);
+            if let Err(wrong) = &name {
+                let what = format!("{} is no region's name", shown(&key.name));
+                self.faults.push(&key.mark, what, wrong.mend());
+            }
             let url = decode::read(url, &path, self.faults, |text| {
                 let url = peer_url(text, tls)?;
                 match peers.iter().find(|peer| peer.url == url) {
@@ -241,7 +243,7 @@ impl Reader<'_> {
                 }
             });
             match (name, url) {
-                (Some(name), Some(url)) => peers.push(Peer { name, url }),
+                (Ok(name), Some(url)) => peers.push(Peer { name: name.into(), url }),
                 _ => all = false,
             }
         }
@@ -266,10 +268,7 @@ impl Reader<'_> {
         let token = self.secret(top, "admin_token", token)?;
         match listen {
             Some(listen) if token.is_none() && !listen.admin.ip().is_loopback() => {
-                let admin = top.get("listen").and_then(|node| match &node.value {
-                    Value::Map(entries) => entries.iter().find(|(k, _)| k.name == "admin").map(|(_, n)| n),
-                    _ => None,
-                });
+                let admin = top.get("listen").and_then(|listen| entry(listen, "admin"));
                 let what = format!("`listen.admin` is {}, which is not on loopback", listen.admin);
                 let mark = admin.map_or(top.mark(), |node| &node.mark);
                 self.faults.push(mark, what, "add `admin_token_file`, or listen at 127.0.0.1");

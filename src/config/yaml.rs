@@ -15,6 +15,8 @@ pub const FILE_BYTES_MAX: usize = 8 * 1024 * 1024;
 const DEPTH_MAX: usize = 32;
 /// The most nodes, with aliases expanded: the largest policy file there can be has fewer.
 const NODES_MAX: usize = 4_000_000;
+/// The most events that aliases may stand for.
+const REPLAYED_MAX: usize = 200_000;
 
 /// A node and where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +76,11 @@ pub fn parse(file: &Path, text: &str) -> Result<Node, Faults> {
     }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match serde_saphyr::from_str_with_options::<Raw>(text, options()) {
-        Ok(raw) => Ok(raw.node(text)),
+        Ok(raw) => {
+            let node = raw.node(text);
+            let mark = if node.value == Value::Null { Mark::START } else { node.mark };
+            Ok(Node { mark, value: node.value })
+        }
         Err(error) => {
             let error = error.without_snippet();
             let mark = error.location().map_or(Mark::START, |l| mark_of(&l));
@@ -92,9 +98,10 @@ fn options() -> serde_saphyr::Options {
             max_events: 2 * NODES_MAX,
             max_nodes: NODES_MAX,
             max_depth: DEPTH_MAX,
-            max_documents: 1,
+            max_documents: 2,
             max_total_scalar_bytes: 2 * FILE_BYTES_MAX,
         },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPLAYED_MAX },
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
         non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::PassThrough,
         strict_booleans: true,

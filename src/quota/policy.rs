@@ -47,7 +47,7 @@ pub struct Policy {
 }
 
 /// One key of a policy's `match`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyMatch {
     /// The descriptor entry's key.
     pub key: Arc<str>,
@@ -56,7 +56,7 @@ pub struct KeyMatch {
 }
 
 /// Which values of a key match; in the order of precedence.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ValueMatch {
     /// `value: x`
     Exact(Arc<str>),
