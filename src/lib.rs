@@ -1,4 +1,5 @@
 //! Quorate: one API quota, enforced across regions, that stays true when the network does not.
+pub mod config;
 pub mod quota;
 pub mod server;
 pub mod store;
