@@ -75,7 +75,7 @@ pub struct Listeners {
 pub struct Options {
     /// Worker threads.
     pub workers: usize,
-    /// Connections of callers at once, all listeners together; more wait in the listeners' backlogs.
+    /// Connections at once, on each of the listeners; more wait in its backlog.
     pub connections_max: usize,
     /// Limits on each connection.
     pub connection: ConnectionLimits,
@@ -150,7 +150,7 @@ pub async fn start<D: Decide>(
     let (stop, stopping) = watch::channel(false);
     let routes = grpc::side_services(ready, stopping.clone()).await?;
     let (build, options) = (Arc::new(build), Arc::new(options));
-    let permits = Arc::new(Semaphore::new(options.connections_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let connections_max = options.connections_max.clamp(1, Semaphore::MAX_PERMITS);
     let mut workers = Vec::new();
     for index in 0..options.workers.max(1) {
         let (build, routes, options, metrics) =
@@ -168,7 +168,8 @@ pub async fn start<D: Decide>(
         workers.push(worker.map_err(|source| ServerError::Worker { worker: index, source })?);
     }
     let accept = |listener, protocol| -> Result<_, ServerError> {
-        let acceptor = Acceptor::new(listener, protocol, Arc::clone(&permits), stopping.clone())?;
+        let permits = Arc::new(Semaphore::new(connections_max));
+        let acceptor = Acceptor::new(listener, protocol, permits, stopping.clone())?;
         let address = acceptor.address()?;
         let queues = workers.iter().map(Worker::queue).collect();
         Ok((address, tokio::spawn(acceptor.hand_out(queues))))

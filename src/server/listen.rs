@@ -319,8 +319,7 @@ fn builder(protocol: Protocol, limits: &ConnectionLimits) -> auto::Builder<Tokio
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_headers(limits.fields_max)
-        .max_buf_size(limits.head_max.max(8 * 1024))
-        .pipeline_flush(true);
+        .max_buf_size(limits.head_max.max(8 * 1024));
     builder
         .http2()
         .timer(TokioTimer::new())
