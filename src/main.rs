@@ -17,9 +17,11 @@ fn main() -> ExitCode {
         Command::Serve(args) => cli::serve::run(&args),
         Command::Dev(args) => cli::dev::run(&args),
         Command::Check(args) => cli::check::run(&args),
-        Command::Validate(args) => cli::validate::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock())
-            .map(ExitCode::from)
-            .map_err(Into::into),
+        Command::Validate(args) => {
+            cli::validate::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock())
+                .map(ExitCode::from)
+                .map_err(Into::into)
+        }
         Command::Policies(args) => cli::policies::run(&args),
         Command::Status(args) => cli::status::run(&args),
     };

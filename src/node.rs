@@ -13,6 +13,7 @@ use crate::server::listen::bind;
 use crate::server::{self, Listeners, Server, ServerError};
 use crate::store::AnyStore;
 use crate::store::memory::MemoryStore;
+use crate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
 use crate::telemetry::{Metrics, wall_clock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,8 +38,8 @@ pub enum NodeError {
     #[error(transparent)]
     Raft(#[from] RaftError),
     /// The store's configuration.
-    #[error("store: {0}")]
-    Store(String),
+    #[error(transparent)]
+    Store(#[from] RedisConfigError),
 }
 
 /// One running region.
@@ -77,7 +78,7 @@ impl Node {
         let metrics = Arc::new(Metrics::new(&config.region));
         let unmatched_allowed = config.unmatched == Unmatched::Allow;
         let raft = Raft::start(raft_config(&config), first_policies).await?;
-        let store = store(&config).await?;
+        let store = store(&config)?;
         let local = MemoryStore::monotonic(wall_micros());
         let active = Active::none(unmatched_allowed, &metrics);
         let core = Arc::new(Core::new(active, Arc::clone(&metrics), local));
@@ -167,7 +168,9 @@ impl Inner {
         }
         let progress = self.progress.borrow().clone();
         if progress.policies == 0 {
-            why.push("raft: no policies yet; a quorum of regions must be up once to found the cluster".into());
+            why.push(
+                "raft: no policies yet; a quorum of regions must be up once to found the cluster".into(),
+            );
         }
         if progress.epoch.is_some() {
             self.joined.store(true, Ordering::Relaxed);
@@ -208,10 +211,18 @@ fn raft_config(config: &Config) -> RaftConfig {
     }
 }
 
-async fn store(config: &Config) -> Result<AnyStore, NodeError> {
+fn store(config: &Config) -> Result<AnyStore, NodeError> {
     match &config.store {
         StoreConfig::Embedded => Ok(AnyStore::Memory(MemoryStore::monotonic(wall_micros()))),
-        StoreConfig::Redis(_) => Err(NodeError::Store("not yet".into())),
+        StoreConfig::Redis(redis) => {
+            let config = RedisConfig {
+                url: redis.url.expose().to_owned(),
+                timeout: redis.timeout,
+                cluster: config.cluster.name.to_string(),
+                region: config.region.to_string(),
+            };
+            Ok(AnyStore::Redis(RedisStore::connect(&config)?))
+        }
     }
 }
 

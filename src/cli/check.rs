@@ -53,7 +53,8 @@ struct LimitAnswer {
 /// # Errors
 /// If the arguments are wrong or no answer comes.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let body = json!({ "domain": args.domain, "attributes": attributes(&args.attributes)?, "cost": args.cost });
+    let body =
+        json!({ "domain": args.domain, "attributes": attributes(&args.attributes)?, "cost": args.cost });
     let base = client::base("--addr", &args.addr)?;
     let text = client::runtime()?.block_on(ask(&base, &body))?;
     let answer: Answer =
@@ -93,7 +94,8 @@ async fn ask(base: &str, body: &Value) -> anyhow::Result<String> {
     };
     let status = answer.status();
     let text = answer.text().await.with_context(|| format!("the answer of {base} broke off"))?;
-    let decision = matches!(status.as_u16(), 200 | 429) || (status.as_u16() == 503 && text.contains("\"limits\""));
+    let decision =
+        matches!(status.as_u16(), 200 | 429) || (status.as_u16() == 503 && text.contains("\"limits\""));
     if !decision {
         let problem: Value = serde_json::from_str(&text).unwrap_or_default();
         let detail = problem.get("detail").or(problem.get("title")).and_then(Value::as_str).unwrap_or(&text);

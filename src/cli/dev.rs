@@ -20,9 +20,8 @@ use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 /// What regions are called, in order; there can be no more.
-const NAMES: [&str; 9] = [
-    "us-east", "eu-west", "ap-south", "us-west", "eu-north", "ap-east", "sa-east", "af-south", "me-central",
-];
+const NAMES: [&str; 9] =
+    ["us-east", "eu-west", "ap-south", "us-west", "eu-north", "ap-east", "sa-east", "af-south", "me-central"];
 /// Ports from one region to the next.
 const PORTS_A_REGION: u16 = 10;
 /// The policies of the example, where no file is given.
@@ -115,7 +114,11 @@ impl Dev {
     async fn start(args: &Args, policies: &[Policy]) -> anyhow::Result<Self> {
         let last = u32::from(args.base_port) + u32::from((args.regions - 1) * PORTS_A_REGION) + 4;
         if args.base_port == 0 || last > u32::from(u16::MAX) {
-            bail!("--base-port {}: {} regions need ports up to {last}; choose a lower one", args.base_port, args.regions);
+            bail!(
+                "--base-port {}: {} regions need ports up to {last}; choose a lower one",
+                args.base_port,
+                args.regions
+            );
         }
         let (data_dir, temporary) = match &args.data_dir {
             Some(dir) => (dir.clone(), None),
@@ -132,7 +135,9 @@ impl Dev {
             for other in 0..args.regions {
                 let mut at = addr(args, other, 2);
                 if other != me && !args.wan_rtt.is_zero() {
-                    let link = Link::start(at, args.wan_rtt / 2).await.context("cannot lay a line between regions")?;
+                    let link = Link::start(at, args.wan_rtt / 2)
+                        .await
+                        .context("cannot lay a line between regions")?;
                     at = link.addr();
                     links.push(link);
                 }
@@ -145,7 +150,8 @@ impl Dev {
                 RedisKind::Embedded => StoreConfig::Embedded,
                 RedisKind::Spawn => {
                     let server = redis::Server::start(addr(args, me, 4), &dir.join("redis")).await?;
-                    let url = RedisUrl::from_str(&server.url()).map_err(|wrong| anyhow::anyhow!("redis-server: {wrong:?}"))?;
+                    let url = RedisUrl::from_str(&server.url())
+                        .map_err(|wrong| anyhow::anyhow!("redis-server: {wrong:?}"))?;
                     servers.push(server);
                     StoreConfig::Redis(RedisConfig { url, timeout: REDIS_TIMEOUT })
                 }
@@ -167,7 +173,9 @@ impl Dev {
                 .nodes
                 .iter()
                 .zip(&self.configs)
-                .filter_map(|(node, config)| Some(format!("{}: {}", config.region, node.not_ready().first()?)))
+                .filter_map(|(node, config)| {
+                    Some(format!("{}: {}", config.region, node.not_ready().first()?))
+                })
                 .collect();
             if waits.is_empty() {
                 return Ok(());
@@ -279,7 +287,7 @@ fn example(key: &KeyMatch) -> String {
 }
 
 fn wan_rtt(text: &str) -> Result<Duration, String> {
-    config::duration(text, Duration::ZERO, WAN_RTT_MAX)
+    config::duration(text, Duration::ZERO, WAN_RTT_MAX).map_err(|wrong| wrong.to_string())
 }
 
 fn names(args: &Args) -> Vec<RegionName> {

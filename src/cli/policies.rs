@@ -1,7 +1,7 @@
 //! `quorate policies`: shows or changes the policies of a running cluster.
 
 use super::client;
-use crate::config;
+use crate::config::{self, PolicyFile};
 use crate::server::state::AppliedPolicies;
 use anyhow::{Context as _, bail};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,13 @@ pub struct Args {
     #[command(subcommand)]
     pub action: Action,
     /// A region's admin listener
-    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8083", env = "QUORATE_ADMIN")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8083",
+        env = "QUORATE_ADMIN"
+    )]
     pub admin: String,
     /// A file with the admin token
     #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
@@ -74,10 +80,11 @@ async fn show(http: &reqwest::Client, url: &str) -> anyhow::Result<String> {
 
 /// Compares what the files mean, and prints what either has and the other has not.
 fn diff(in_force: &str, file: &Path) -> anyhow::Result<ExitCode> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let meaning = |name: &Path, text: &str| -> anyhow::Result<Vec<String>> {
         let policies = config::policies::parse(name, text, None)?;
-        Ok(policies.iter().map(config::print::policy).collect())
+        Ok(policies.iter().map(|p| PolicyFile(std::slice::from_ref(p)).to_string()).collect())
     };
     let (old, new) = (meaning(Path::new("policies in force"), in_force)?, meaning(file, &text)?);
     for gone in old.iter().filter(|policy| !new.contains(policy)) {
@@ -96,10 +103,12 @@ async fn apply(
     file: &Path,
     dry_run: bool,
 ) -> anyhow::Result<ExitCode> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let mut request = http.put(format!("{url}{}", if dry_run { "?dry_run=1" } else { "" })).body(text);
     if let Some(path) = &args.token_file {
-        let token = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+        let token =
+            std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
         request = request.bearer_auth(token.trim());
     }
     let answer = request.header("content-type", "application/yaml").send().await;
@@ -108,7 +117,11 @@ async fn apply(
     let body = answer.text().await.context("the answer broke off")?;
     if status.is_success() {
         let done: AppliedPolicies = serde_json::from_str(&body).context("the answer is no JSON")?;
-        println!("{} version {}", if done.dry_run { "would become" } else { "policies are in force:" }, done.version);
+        println!(
+            "{} version {}",
+            if done.dry_run { "would become" } else { "policies are in force:" },
+            done.version
+        );
         return Ok(ExitCode::SUCCESS);
     }
     let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();

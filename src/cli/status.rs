@@ -41,7 +41,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let clear = args.watch && std::io::stdout().is_terminal();
             let mut out = std::io::stdout().lock();
             // Whoever reads may go away: that ends the command, without a fuss.
-            if write!(out, "{}{text}\n", if clear { "\x1b[H\x1b[2J" } else { "" }).and_then(|()| out.flush()).is_err() {
+            if write!(out, "{}{text}\n", if clear { "\x1b[H\x1b[2J" } else { "" })
+                .and_then(|()| out.flush())
+                .is_err()
+            {
                 break;
             }
             drop(out);
@@ -64,7 +67,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 async fn get(http: &reqwest::Client, base: &str) -> anyhow::Result<(State, String)> {
     let answer = match http.get(format!("{base}/v1/state")).send().await {
         Ok(answer) => answer,
-        Err(error) => bail!("no answer from {base}: {}; give --admin a region's admin address", client::why(&error)),
+        Err(error) => {
+            bail!("no answer from {base}: {}; give --admin a region's admin address", client::why(&error))
+        }
     };
     let status = answer.status();
     let text = answer.text().await.with_context(|| format!("the answer of {base} broke off"))?;
@@ -126,7 +131,13 @@ fn describe(state: &State) -> String {
             format!("{} /s, {}, {} ms left", tokens(l.rate), tokens(l.burst), l.left_ms)
         });
         let what = if bucket.what.is_empty() { &bucket.bucket } else { &bucket.what };
-        let _ = writeln!(w, "  {:<24} {what:<34} holds {} of {}, lease {lease}", bucket.policy, tokens(bucket.level.0), tokens(bucket.cap.0));
+        let _ = writeln!(
+            w,
+            "  {:<24} {what:<34} holds {} of {}, lease {lease}",
+            bucket.policy,
+            tokens(bucket.level.0),
+            tokens(bucket.cap.0)
+        );
     }
     if state.buckets.len() > BUCKETS_SHOWN || state.buckets_more {
         let _ = writeln!(w, "  (more)");

@@ -9,11 +9,11 @@ use crate::quota::pool::{Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies}
 use crate::raft::{ProposeError, Role, clock};
 use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange};
 use crate::server::state::{
-    AppliedPolicies, BucketRegion, BucketState, BucketView, LeaseState, PeerState, PolicyState, RaftState, State,
-    StoreState,
+    AppliedPolicies, BucketRegion, BucketState, BucketView, LeaseState, PeerState, PolicyState, RaftState,
+    State, StoreState,
 };
-use crate::store::Store as _;
 use crate::store::AnyStore;
+use crate::store::Store as _;
 use crate::store::{Take, TakeCharge};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -70,7 +70,7 @@ impl AdminSource for Inner {
         let pool = self.raft.pool();
         let pool = pool.read();
         let policies: Vec<Policy> = pool.policies().map(|p| (**p.policy).clone()).collect();
-        (pool.version(), config::print::policies(&policies))
+        (pool.version(), config::PolicyFile(&policies).to_string())
     }
 
     fn apply(&self, change: PolicyChange) -> BoxFuture<'_, Result<AppliedPolicies, ApplyError>> {
@@ -90,7 +90,7 @@ impl Inner {
     async fn apply_policies(&self, change: PolicyChange) -> Result<AppliedPolicies, ApplyError> {
         let regions = self.config.cluster.names();
         let policies = config::policies::parse(Path::new("policies"), &change.yaml, Some(&regions))
-            .map_err(|faults| ApplyError::Invalid(faults.iter().map(ToString::to_string).collect()))?;
+            .map_err(|faults| ApplyError::Invalid(faults.to_string().lines().map(str::to_owned).collect()))?;
         let version = self.raft.pool().read().version();
         if let Some(expected) = change.expected.filter(|e| *e != version) {
             tracing::debug!(expected, version, "a change of policies came too late");
@@ -109,7 +109,7 @@ impl Inner {
                     Ok(AppliedPolicies { version, dry_run: false })
                 }
                 Some(PolicyOutcome::Conflict(version)) => Err(ApplyError::Conflict(version)),
-                None => Err(ApplyError::Refused(
+                Some(PolicyOutcome::Refused) | None => Err(ApplyError::Refused(
                     "the cluster did not take the policies: too many changes wait for regions to acknowledge them, or \
                      it has not been founded"
                         .into(),
@@ -253,15 +253,27 @@ impl Inner {
         let keys: Vec<(&str, &str)> = values.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         let domain = &known.policy.domain;
         let request = Request { domain, subject: Subject::Attributes(&keys), cost: Tokens::ZERO };
-        let matched = active.matcher.charges(&request).map_err(|fault| BucketError::NoMatch(fault.to_string()))?;
+        let matched =
+            active.matcher.charges(&request).map_err(|fault| BucketError::NoMatch(fault.to_string()))?;
         let charge = matched.charges.iter().find(|c| c.policy() == Some(known.id)).ok_or_else(|| {
             let keys: Vec<String> = known.policy.matches.iter().map(ToString::to_string).collect();
-            BucketError::NoMatch(format!("`{policy}` does not match these values; it wants {}", keys.join(", ")))
+            BucketError::NoMatch(format!(
+                "`{policy}` does not match these values; it wants {}",
+                keys.join(", ")
+            ))
         })?;
         let bucket = charge.bucket;
-        debug_assert_eq!(bucket, bucket_id(policy, known.policy.matches.iter().filter_map(|m| {
-            keys.iter().copied().find(|(k, _)| *k == &*m.key)
-        })));
+        debug_assert_eq!(
+            bucket,
+            bucket_id(
+                policy,
+                known
+                    .policy
+                    .matches
+                    .iter()
+                    .filter_map(|m| { keys.iter().copied().find(|(k, _)| *k == &*m.key) })
+            )
+        );
         let ask = TakeCharge {
             bucket,
             shape: known.shape,

@@ -369,9 +369,9 @@ impl Borrower {
     #[must_use]
     pub fn next_look(&self, now: Micros) -> Micros {
         let renew = self.slice.map(|s| self.renew_at(&s).min(now + self.self_check));
-        let answer = self.out.map(|out| {
-            if out.void { self.next_ask } else { out.sent.mono + ANSWER_TIMEOUT + self.backoff }
-        });
+        let answer = self
+            .out
+            .map(|out| if out.void { self.next_ask } else { out.sent.mono + ANSWER_TIMEOUT + self.backoff });
         let again = self.starved.then_some(self.next_ask.max(self.last_ask + self.gap));
         let causes = [renew, answer, again].into_iter().flatten();
         causes.min().unwrap_or(now + IDLE).max(now + LOOK_MIN + LOOK_MIN)

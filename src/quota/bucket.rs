@@ -8,6 +8,7 @@
 //! are kept at or below [`EXACT_MAX`], up to which a double is exact.
 
 use super::amount::{Level, Micros, Rate, Tokens};
+use super::policy::LEASE_MAX;
 
 /// The largest amount in a bucket, 2^53 - 1: Lua's doubles hold it exactly.
 pub const EXACT_MAX: i64 = 9_007_199_254_740_991;
@@ -250,6 +251,28 @@ impl Bucket {
         let before = self.level.tokens;
         self.level.clip(self.cap());
         Shrunk { leased, returned: before - self.level.tokens, burst, rate }
+    }
+
+    /// An ask with this number is about to be made: records with smaller ones, which may still be on their way, have no effect
+    /// from now on.
+    pub fn fence(&mut self, seq: u64, session: u64, when: Moment) {
+        let before = seq.saturating_sub(1);
+        let guard = when.now + LEASE_MAX;
+        let none = Lease {
+            session,
+            seq: 0,
+            push: 0,
+            granted: Tokens::ZERO,
+            burst: Tokens::ZERO,
+            rate: Rate::ZERO,
+            deadline: when.now,
+            guard,
+        };
+        let lease = self.lease.get_or_insert(none);
+        if seq > lease.seq {
+            (lease.seq, lease.push) = (before, u32::MAX);
+        }
+        lease.guard = lease.guard.max(guard);
     }
 
     /// Puts a record of the pool in. A record that has ended, or is no newer than the one installed last under this session,

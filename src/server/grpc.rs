@@ -8,8 +8,8 @@
 
 mod reflection;
 
-use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX, ServerError};
 use super::Parts;
+use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX, ServerError};
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::matching::{Request, Subject};
 use crate::quota::policy::{TokenBucket, Unit};

@@ -2,11 +2,11 @@
 //!
 //! The content type of a request is not looked at: whatever is there is read as JSON, so that `curl -d` just works.
 
+use super::Parts;
 use super::problem::Problem;
 use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX};
 use crate::quota::amount::Tokens;
 use crate::quota::matching::{Request, Subject};
-use super::Parts;
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;

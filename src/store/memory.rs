@@ -131,7 +131,8 @@ impl MemoryStore {
         let stored = shard.buckets.get(&ask.bucket).copied();
         let mut bucket = self.settle(stored, ask.shape, ask.unseen, when);
         let shrunk = bucket.shrink(ask.hold_burst, ask.hold_rate);
-        shard.put(ask.bucket, bucket, false, when.now)?;
+        bucket.fence(ask.seq, self.inner.session.nonce, when);
+        shard.put(ask.bucket, bucket, true, when.now)?;
         Ok(Prepared {
             leased: shrunk.leased,
             level: bucket.level(),

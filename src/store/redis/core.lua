@@ -20,6 +20,8 @@ local TOLERANCE = 250000
 local KEEP_MAX = 100 * 365 * 86400 * 1000000
 local KEEP_MARGIN = 5000000
 local SHORT = 36
+local LEASE_MAX = 60000000
+local PUSH_MAX = 4294967295
 
 local floor, min, max = math.floor, math.min, math.max
 local pack, unpack_at = struct.pack, struct.unpack

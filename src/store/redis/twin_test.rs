@@ -107,6 +107,7 @@ impl Model {
         let before = self.settle(ask.bucket, ask.shape, ask.unseen, when);
         let mut b = before;
         let shrunk = b.shrink(ask.hold_burst, ask.hold_rate);
+        b.fence(ask.seq, self.session, when);
         self.put(ask.bucket, before != b, b);
         Prepared {
             leased: shrunk.leased,
@@ -262,7 +263,8 @@ impl<'a> Trace<'a> {
         for _ in 0..self.rng.random_range(0..4) {
             let (bucket, shape, unseen) = self.bucket();
             let (hold_burst, hold_rate) = (Tokens(self.amount() / 2), Rate(self.amount() / 2));
-            asks.push(Prepare { bucket, shape, unseen, hold_burst, hold_rate });
+            let seq = self.rng.random_range(1..6);
+            asks.push(Prepare { bucket, shape, unseen, seq, hold_burst, hold_rate });
         }
         let answer = self.run(&self.scripts.prepare, self.stem.prepare(window, &asks)).await;
         let prepared = answer.and_then(|answer| wire::prepared(answer, asks.len()));

@@ -83,6 +83,7 @@ impl Stem {
         for ask in asks {
             keys.push(self.bucket(&ask.bucket));
             put_shape(&mut shapes, ask.shape, ask.unseen);
+            put(&mut rest, exact_u64(ask.seq));
             put(&mut rest, exact(ask.hold_burst.0));
             put(&mut rest, exact(ask.hold_rate.0));
         }
