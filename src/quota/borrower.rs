@@ -384,6 +384,14 @@ impl Borrower {
         Plan { quantum: self.demand.largest().max(Tokens(MICROS_PER_TOKEN)), ..Plan::default() }
     }
 
+    /// Tokens in a committed record that it has not read yet, but still may.
+    #[cfg(test)]
+    pub(crate) fn unread(&self, record: &Record, now: Micros) -> Tokens {
+        let mut copy = self.clone();
+        let before = if record.seq == self.read.seq { self.read.granted } else { Tokens::ZERO };
+        copy.on_record(record, record.epoch, now).map_or(Tokens::ZERO, |grant| grant.granted - before)
+    }
+
     fn awaits_answer(&self, now: Micros) -> bool {
         self.out.is_some_and(|out| now < out.sent.mono + ANSWER_TIMEOUT + self.backoff)
     }

@@ -35,6 +35,8 @@ use std::sync::Arc;
 pub const REGIONS_MAX: usize = 64;
 /// Operations of one entry beyond this many are ignored: whoever proposed them asks again.
 pub const OPS_MAX: usize = 16_384;
+/// Buckets that have books. Asks for one more are refused: regions go on with their reserves there.
+pub const BUCKETS_MAX: usize = 4_000_000;
 /// Buckets looked at for eviction by an entry, besides one for each of its operations.
 const EVICT_STEP: usize = 16;
 
@@ -382,6 +384,9 @@ impl Pool {
         }
         let Some(slot) = self.policies.slot(ask.policy) else { return };
         let Some(terms) = slot.terms().filter(|terms| terms.cut.pooled) else { return };
+        if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&ask.bucket) {
+            return;
+        }
         let ledger = self.buckets.entry(ask.bucket).or_insert_with(|| slot.unseen.clone());
         if ledger.policy != ask.policy {
             return;
