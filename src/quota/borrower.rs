@@ -227,7 +227,9 @@ impl Borrower {
         self.read.seq = self.seq;
     }
 
-    /// `offered` tokens were asked for since the last time (admitted or not), at most `largest` by one request.
+    /// `offered` tokens were asked for since the last time (admitted or not), at most `largest` by one request. To be told
+    /// before every [`Self::consider`], and at least about once a second while there is traffic: what is told after a
+    /// longer time is taken to have come in evenly.
     pub fn observe(&mut self, now: Micros, offered: Tokens, largest: Tokens) {
         self.demand.add(now, offered, largest);
     }
@@ -424,7 +426,7 @@ impl Borrower {
         let active = need.is_positive() || starved;
         let mut want = (demand.during(horizon) - reserve).or_zero();
         if active {
-            want = want.max(quantum);
+            want = want.max(quantum).max(s.queued - available);
         }
         let ahead = demand.during(s.rtt.mul_div(LOW_PERCENT, 100));
         let stock = s.queued.max(ahead + quantum);

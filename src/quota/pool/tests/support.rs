@@ -47,6 +47,10 @@ impl Meter {
         self.level(rate, now);
         self.level += i128::from(cost.0) * 1_000_000;
     }
+    /// Drains at an extra rate for a time that is past already.
+    pub fn drain(&mut self, rate: Rate, time: Micros) {
+        self.level = (self.level - i128::from(rate.0) * i128::from(time.0)).max(0);
+    }
     pub fn empty(&mut self) {
         self.level = 0;
     }

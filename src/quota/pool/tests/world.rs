@@ -59,6 +59,8 @@ struct Node {
     nonce: u64,
     borrower: Borrower,
     ask: Option<Ask>,
+    /// The store's time when it was last sent again.
+    resent: Option<Micros>,
     store: Option<StoreBucket>,
     snapshot: Option<StoreBucket>,
     part: Part,
@@ -96,7 +98,8 @@ pub struct World {
     clocks: Vec<(usize, RaftClock)>,
     term: u64,
     log: Vec<(u64, Entry)>,
-    pending: VecDeque<(u64, Entry)>,
+    /// Appended, not committed; with the real time of the stamp.
+    pending: VecDeque<(i64, u64, Entry)>,
     open: Vec<Op>,
     open_stamp: Stamp,
     pool: Pool,
@@ -107,6 +110,7 @@ pub struct World {
     changing: bool,
     nonce: u64,
     bug: Option<Bug>,
+    breached: bool,
     pub commits: u64,
     pub grants: u64,
     pub admitted: Tokens,
@@ -150,6 +154,7 @@ impl World {
             changing,
             nonce: 1,
             bug,
+            breached: false,
             commits: 0,
             grants: 0,
             admitted: Tokens::ZERO,
@@ -364,6 +369,7 @@ impl World {
             if let Some(ask) = node.ask.clone().filter(|a| a.epoch == epoch)
                 && self.rng.percent(5)
             {
+                self.nodes[i].resent = Some(self.store_now(i));
                 self.send(i, Op::Ask(ask)); // once more, as it was
             }
             return;
@@ -386,7 +392,7 @@ impl World {
         let (part, seen, policy) = (node.part, node.seen, self.policy);
         let sending = Sending { region, epoch, policy, bucket: BUCKET, part, now, store_now, seen, age };
         let ask = node.borrower.ask(&plan, &store, &sending);
-        node.ask = Some(ask.clone());
+        (node.ask, node.resent) = (Some(ask.clone()), None);
         self.send(i, Op::Ask(ask));
     }
 
@@ -477,8 +483,13 @@ impl World {
 
     fn for_store(&self, i: usize, grant: &Grant, record: &Record) -> StoreGrant {
         let &Grant { seq, push, granted, burst, rate, mut deadline, .. } = grant;
-        if self.is(Bug::LeaseFromReply) || self.is(Bug::LeaseFromResend) && record.push > 0 {
-            deadline = self.store_now(i) + record.lease.discount(DRIFT_PPM);
+        let from = match (self.bug, self.nodes[i].resent) {
+            (Some(Bug::LeaseFromReply), _) => Some(self.store_now(i)),
+            (Some(Bug::LeaseFromResend), resent) => resent,
+            _ => None,
+        };
+        if let Some(from) = from {
+            deadline = from + record.lease.discount(DRIFT_PPM);
         }
         if self.is(Bug::NoDriftDiscount) {
             deadline += record.lease - record.lease.discount(DRIFT_PPM);
@@ -538,22 +549,27 @@ impl World {
             stamp.term = term;
         }
         let ops = std::mem::take(&mut self.open);
-        self.pending.push_back((term, Entry { stamp, ops }));
+        self.pending.push_back((self.now, term, Entry { stamp, ops }));
         let delay = self.rng.int(5 * MS, 400 * MS);
         self.at(self.now + delay, Event::Commit);
     }
 
     fn commit(&mut self) {
-        let Some((term, mut entry)) = self.pending.pop_front() else { return };
+        let Some((stamped, term, mut entry)) = self.pending.pop_front() else { return };
         self.commits += 1;
         if self.is(Bug::NoSeqCheck) || self.is(Bug::NoEpoch) {
             self.tamper(&mut entry);
         }
         let version = self.pool.version();
         let applied = self.pool.apply(term, &entry);
-        assert!(applied.breached.is_empty(), "breached");
+        self.breached |= !applied.breached.is_empty();
         if self.pool.version() != version {
-            self.bounds.push(bound(&self.pool, self.policy));
+            // In force from the stamp on: the meter drains at the new rate from there.
+            let old = self.bounds.iter().map(|b| b.0).max().unwrap();
+            let new = bound(&self.pool, self.policy);
+            self.meter.level(old, Micros(self.now));
+            self.meter.drain((new.0 - old).or_zero(), Micros(self.now - stamped));
+            self.bounds.push(new);
             self.settled_since = None;
             self.changes += 1;
         }
@@ -563,6 +579,20 @@ impl World {
                 let delay = self.delay();
                 self.at(self.now + delay, Event::Read(usize::from(region.0), Box::new(record.clone())));
             }
+        }
+        if std::env::var("VERBOSE").is_ok() {
+            eprintln!(
+                "{} tau {:?} set {} unacked {:?} settled {} at {:?} ops {:?}\n   cut {:?}\n  {:?}",
+                self.now,
+                self.pool.tau(),
+                self.pool.version(),
+                self.pool.unacked(self.pool.version()).collect::<Vec<_>>(),
+                self.pool.settled(),
+                self.pool.settles_at(),
+                entry.ops,
+                self.pool.cut(self.policy),
+                self.pool.bucket(BUCKET)
+            );
         }
         self.log.push((term, entry));
         for i in 0..self.nodes.len() {
@@ -728,6 +758,10 @@ impl World {
         for i in 0..self.nodes.len() {
             self.check_lease(i)?;
         }
+        if self.breached {
+            let (check, bucket) = (self.pool.check(), self.pool.bucket(BUCKET));
+            return Err(format!("S4: the pool itself reported a breach: {check:?} {bucket:?}"));
+        }
         self.pool.check().map_err(|(_, breach)| format!("S4: {breach:?}"))
     }
 
@@ -799,6 +833,7 @@ impl Node {
             nonce: i as u64 + 1_000_000,
             borrower: Borrower::new(mono.at(Micros(0))),
             ask: None,
+            resent: None,
             store: None,
             snapshot: None,
             part: pool.usable(policy, RegionId(i as u16)).unwrap(),
@@ -874,8 +909,45 @@ fn no_change_of_policies_admits_more_than_the_larger_limit() {
     campaign(seeds(1_000_000), true);
 }
 
-/// How many histories to try: `QUORATE_SEEDS`, or a few.
+/// How many histories to try: `QUORATE_SEEDS`, or a few; or the one that `QUORATE_SEED` names.
 fn seeds(from: u64) -> std::ops::Range<u64> {
+    if let Some(seed) = std::env::var("QUORATE_SEED").ok().and_then(|s| s.parse().ok()) {
+        return seed..seed + 1;
+    }
     let many = std::env::var("QUORATE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
     from..from + many
+}
+
+#[test]
+fn every_bug_is_found() {
+    use Bug::*;
+    let bugs = [
+        NoDriftDiscount,
+        LeaseFromReply,
+        LeaseFromResend,
+        StaleStampAccepted,
+        LeaderWallClock,
+        StampAtBatchOpen,
+        NoSeqCheck,
+        NoEpoch,
+        FullAfterLoss,
+        OverdraftForgottenOnLoss,
+        RollbackUndetected,
+        StopAfterSending,
+        RaiseAtOnce,
+        AckBeforeStopping,
+        NoFence,
+        FullAfterPolicy,
+    ];
+    for bug in bugs {
+        let changing = matches!(bug, RaiseAtOnce | AckBeforeStopping | FullAfterPolicy);
+        let mut found = vec![];
+        let many = std::env::var("BUGSEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
+        for seed in 0..many {
+            if let (_, Err(what)) = World::run(seed, changing, Some(bug), 120) {
+                found.push((seed, what));
+            }
+        }
+        println!("{bug:?}: {} {:?}", found.len(), found.first());
+    }
 }
