@@ -229,7 +229,9 @@ impl Borrower {
         self.read.seq = self.seq;
     }
 
-    /// `offered` tokens were asked for since the last time (admitted or not), at most `largest` by one request.
+    /// `offered` tokens were asked for since the last time (admitted or not), at most `largest` by one request. To be told
+    /// before every [`Self::consider`], and at least about once a second while there is traffic: what is told after a
+    /// longer time is taken to have come in evenly.
     pub fn observe(&mut self, now: Micros, offered: Tokens, largest: Tokens) {
         self.demand.add(now, offered, largest);
     }
@@ -403,6 +405,14 @@ impl Borrower {
         Plan { quantum: self.demand.largest().max(Tokens(MICROS_PER_TOKEN)), ..Plan::default() }
     }
 
+    /// Tokens in a committed record that it has not read yet, but still may.
+    #[cfg(test)]
+    pub(crate) fn unread(&self, record: &Record, now: Micros) -> Tokens {
+        let mut copy = self.clone();
+        let before = if record.seq == self.read.seq { self.read.granted } else { Tokens::ZERO };
+        copy.on_record(record, record.epoch, now).map_or(Tokens::ZERO, |grant| grant.granted - before)
+    }
+
     fn awaits_answer(&self, now: Micros) -> bool {
         self.out.is_some_and(|out| !out.void && now < out.sent.mono + ANSWER_TIMEOUT + self.backoff)
     }
@@ -435,7 +445,7 @@ impl Borrower {
         let active = need.is_positive() || starved;
         let mut want = (demand.during(horizon) - reserve).or_zero();
         if active {
-            want = want.max(quantum);
+            want = want.max(quantum).max(s.queued - available);
         }
         let ahead = demand.during(s.rtt.mul_div(LOW_PERCENT, 100));
         let stock = s.queued.max(ahead + quantum);

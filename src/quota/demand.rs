@@ -10,6 +10,8 @@ const SLOW_MIN: Micros = Micros::seconds(3);
 const FILL_MAX: Micros = Micros::seconds(864_000);
 /// The largest cost of a request is forgotten after one to two of these.
 const COST_WINDOW: Micros = Micros::seconds(60);
+/// Up to this, what was offered since the last time is taken to have come in all at once.
+const LUMP: Micros = Micros::seconds(1);
 /// No spell of traffic is taken to be younger than this.
 const AGE_MIN: Micros = Micros::millis(20);
 
@@ -22,6 +24,8 @@ pub struct Demand {
     since: Micros,
     last: Micros,
     seen: Tokens,
+    /// When it was told last, if only of nothing.
+    told: Micros,
     /// The largest cost of one request in this window and in the one before.
     largest: [Tokens; 2],
     window: Micros,
@@ -37,6 +41,7 @@ impl Demand {
             since: now,
             last: Micros(i64::MIN),
             seen: Tokens::ZERO,
+            told: now,
             largest: [Tokens::ZERO; 2],
             window: now,
         }
@@ -52,18 +57,22 @@ impl Demand {
     /// `offered` tokens were asked for since the last time, `largest` of them by one request.
     pub fn add(&mut self, now: Micros, offered: Tokens, largest: Tokens) {
         self.note_cost(now, largest);
+        let untold = now - self.told;
+        self.told = self.told.max(now);
         if !offered.is_positive() {
             return;
         }
+        // What came in over a longer time came in evenly, as far as anyone can tell.
+        let over = if untold > LUMP { untold } else { Micros::ZERO };
         if now - self.last > Micros(self.fast.span.0.saturating_mul(5)) {
-            self.since = now;
+            self.since = now - over;
             self.seen = Tokens::ZERO;
             self.fast.forget(now);
         }
         self.last = now;
         self.seen += offered;
-        self.fast.add(now, offered);
-        self.slow.add(now, offered);
+        self.fast.add(now, offered, over);
+        self.slow.add(now, offered, over);
     }
 
     /// The demand at `now`: the slow average, unless the fast one is further from it than chance explains with requests of
@@ -146,10 +155,17 @@ impl Average {
         self.at = now;
     }
 
-    fn add(&mut self, now: Micros, tokens: Tokens) {
+    /// Tokens that came in all at once, or evenly over a time.
+    fn add(&mut self, now: Micros, tokens: Tokens, over: Micros) {
         self.rate = self.fine_at(now);
         self.at = self.at.max(now);
-        self.rate += Rate(tokens.mul_div(MICROS_PER_SECOND.saturating_mul(FINE), self.span.0).0);
+        let fine = MICROS_PER_SECOND.saturating_mul(FINE);
+        self.rate += if over.is_positive() {
+            let flow = Rate(tokens.mul_div(fine, over.0).0);
+            flow.mul_div(ONE.saturating_sub(decay(over, self.span)), ONE)
+        } else {
+            Rate(tokens.mul_div(fine, self.span.0).0)
+        };
     }
 
     fn at(&self, now: Micros) -> Rate {
@@ -233,10 +249,20 @@ mod tests {
     fn a_burst_is_seen_at_once() {
         let mut demand = Demand::new(Micros::ZERO);
         demand.tune(Rate::per_second(10), Tokens::whole(100));
+        demand.add(Micros::seconds(49), Tokens::ZERO, Tokens::ZERO);
         demand.add(Micros::seconds(50), Tokens::whole(100), TOKEN);
         assert!(demand.rate(Micros::seconds(50), TOKEN) > Rate::per_second(1_000));
         // ... and what follows it decides what it is taken for.
         assert!(demand.rate(Micros::seconds(53), TOKEN) < Rate::per_second(20));
+    }
+
+    #[test]
+    fn being_told_rarely_changes_little() {
+        let mut demand = Demand::new(Micros::ZERO);
+        demand.tune(Rate::per_second(1_000), Tokens::whole(2_000));
+        demand.add(Micros::seconds(120), Tokens::whole(120), TOKEN);
+        let rate = demand.rate(Micros::seconds(120), TOKEN);
+        assert!((rate.0 - Rate::per_second(1).0).abs() < 10_000, "{rate:?}");
     }
 
     #[test]

@@ -321,11 +321,14 @@ impl Policy {
             .iter()
             .map(|region| {
                 let weight = i64::from(self.weight(region));
-                Part {
+                let part = Part {
                     rate: reserve.rate.of_rate(rate).mul_div(weight, total),
                     burst: reserve.burst.of_tokens(burst).mul_div(weight, total),
                     overdraft: overshoot.mul_div(weight, total),
-                }
+                };
+                // A reserve that cannot hold one request is of no use to anyone; in the pool it is.
+                let useless = self.mode != Mode::Split && part.cap() < Tokens::whole(1);
+                if useless { Part { overdraft: part.overdraft, ..Part::default() } } else { part }
             })
             .collect();
         let fill = rate.time_for(burst).unwrap_or(LEASE_MAX);
@@ -379,5 +382,9 @@ mod tests {
         assert_eq!(cut.overshoot(), Tokens::whole(60));
         assert_eq!(cut.parts[1].rate, Rate(3_333_333));
         assert_eq!(cut.lease, LEASE_MIN);
+
+        let mut tiny = policy(Mode::Strict);
+        tiny.limit = Limit::TokenBucket(TokenBucket { amount: 1, per: Unit::Second, burst: 1 });
+        assert_eq!(tiny.cut(&regions).unwrap().parts, vec![Part::default(); 3]);
     }
 }

@@ -35,6 +35,8 @@ use std::sync::Arc;
 pub const REGIONS_MAX: usize = 64;
 /// Operations of one entry beyond this many are ignored: whoever proposed them asks again.
 pub const OPS_MAX: usize = 16_384;
+/// Buckets that have books. Asks for one more are refused: regions go on with their reserves there.
+pub const BUCKETS_MAX: usize = 4_000_000;
 /// Buckets looked at for eviction by an entry, besides one for each of its operations.
 const EVICT_STEP: usize = 16;
 
@@ -382,6 +384,9 @@ impl Pool {
         }
         let Some(slot) = self.policies.slot(ask.policy) else { return };
         let Some(terms) = slot.terms().filter(|terms| terms.cut.pooled) else { return };
+        if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&ask.bucket) {
+            return;
+        }
         let ledger = self.buckets.entry(ask.bucket).or_insert_with(|| slot.unseen.clone());
         if ledger.policy != ask.policy {
             return;
@@ -389,8 +394,7 @@ impl Pool {
         ledger.advance(&terms, self.tau);
         let Some(written) = answer(&terms, ledger, ask) else { return };
         applied.records.extend(written.regions.into_iter().map(|region| (region, ask.bucket)));
-        let balanced = if written.made_tokens { Err(Breach::Tokens) } else { ledger.check(&terms) };
-        if balanced.is_err() {
+        if written.balance.and_then(|()| ledger.check(&terms)).is_err() {
             ledger.frozen = true;
             applied.breached.push(ask.bucket);
         }
@@ -440,32 +444,37 @@ impl Pool {
 /// What an ask wrote.
 struct Written {
     regions: Vec<RegionId>,
-    /// More tokens came out than went in: the books are wrong.
-    made_tokens: bool,
+    /// Did no more come out than went in?
+    balance: Result<(), Breach>,
 }
 
 /// Answers an ask: takes back what it gives up, decides, writes the record, and offers what became free to others.
 fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask) -> Option<Written> {
     let now = ledger.at;
     let before = ledger.level.tokens;
-    let known = ledger.records.iter().any(|r| r.region == ask.region);
-    let Some(given_up) = ledger.give_up(terms, ask) else {
-        debug_assert!(known, "a new record is older than every ask");
-        return None;
-    };
+    let given_up = ledger.give_up(terms, ask)?;
+    let free_before = ledger.free(terms);
     let record = ledger.record_mut(ask.region)?;
     (record.epoch, record.seq, record.push, record.live) = (ask.epoch, ask.seq, 0, true);
+    record.granted = Tokens::ZERO;
     advise(record, terms, now, ask.demand, ask.want, ask.quantum);
+    let granted_before: Tokens = ledger.records.iter().map(|r| r.granted).sum();
     let decision = decide::decide(terms, ledger, ask.region, ask.level, ask.short);
     write(ledger.record_mut(ask.region)?, now, given_up.expires, &decision);
     ledger.level.tokens -= decision.tokens;
     ledger.clip(terms);
-    let mut granted = decision.tokens;
     let mut regions = vec![ask.region];
-    let lent_before: Tokens = ledger.records.iter().map(|r| r.granted).sum();
     regions.extend(decide::distribute(terms, ledger, ask.region));
-    granted += ledger.records.iter().map(|r| r.granted).sum::<Tokens>() - lent_before;
-    Some(Written { regions, made_tokens: ledger.level.tokens + granted > before + given_up.back })
+    let granted = ledger.records.iter().map(|r| r.granted).sum::<Tokens>() - granted_before;
+    let (rate, burst) = ledger.free(terms);
+    let balance = if ledger.level.tokens + granted > before + given_up.back {
+        Err(Breach::Tokens)
+    } else if rate < free_before.0.min(Rate::ZERO) || burst < free_before.1.min(Tokens::ZERO) {
+        Err(Breach::Overlent)
+    } else {
+        Ok(())
+    };
+    Some(Written { regions, balance })
 }
 
 /// What a region says about itself, within reason.

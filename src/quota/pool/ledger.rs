@@ -86,7 +86,7 @@ impl Record {
 /// Books that do not balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breach {
-    /// More is lent than there is.
+    /// An ask was granted more than was free.
     Overlent,
     /// The level is negative, or above what is free.
     Level,
@@ -204,10 +204,7 @@ impl Ledger {
 
     /// Do the books balance?
     pub(super) fn check(&self, terms: &Terms<'_>) -> Result<(), Breach> {
-        let (rate, burst) = self.free(terms);
-        if terms.settled && (rate < Rate::ZERO || burst < Tokens::ZERO) {
-            return Err(Breach::Overlent);
-        }
+        let (_, burst) = self.free(terms);
         if self.level.tokens < Tokens::ZERO || self.level.tokens > burst.or_zero() {
             return Err(Breach::Level);
         }

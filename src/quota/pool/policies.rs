@@ -82,8 +82,6 @@ pub(super) struct Terms<'a> {
     pub(super) rate: Rate,
     /// The pool's burst with nothing lent; negative while a policy shrinks.
     pub(super) burst: Tokens,
-    /// No other version is in play: the books must balance with nothing missing.
-    pub(super) settled: bool,
 }
 
 /// What a change left to be done for the buckets.
@@ -258,7 +256,7 @@ impl Slot {
     /// What its buckets' pools are made of now; `None`: it is unlimited.
     pub(super) fn terms(&self) -> Option<Terms<'_>> {
         let cut = self.editions.last()?.cut.as_ref()?;
-        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1, settled: self.editions.len() == 1 })
+        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1 })
     }
 
     /// What a region may use of its reserve; `None`: it is unlimited (or no such region).
