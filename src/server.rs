@@ -24,13 +24,6 @@ use tokio::sync::{Semaphore, watch};
 
 /// The largest body of a request, in bytes (HTTP and gRPC).
 pub const BODY_MAX: usize = 64 * 1024;
-/// The greatest cost of a request, either way, in tokens.
-pub const COST_MAX: i64 = 1 << 31;
-/// Descriptors in one request.
-pub const DESCRIPTORS_MAX: usize = crate::store::CHARGES_MAX;
-/// Entries in one descriptor, or attributes in one request.
-pub const ENTRIES_MAX: usize = 64;
-
 /// What decides about requests. Each worker thread has its own (see [`start`]).
 pub trait Decide: Clone + Send + Sync + 'static {
     /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
