@@ -11,7 +11,7 @@ use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
 use crate::quota::policy::{Limit, Mode, OnStoreFailure, TokenBucket};
-use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Verdict};
+use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
 use crate::server::Decide;
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
@@ -253,7 +253,7 @@ impl<S: Store> Limiter<S> {
                 elsewhere = Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
             }
         }
-        let names = (&*policy.policy, limit);
+        let names = held.terms(limit);
         LimitVerdict::seen(names, held.charge.descriptor, held.charge.cost, sight, elsewhere, denial)
     }
 
@@ -276,7 +276,7 @@ impl<S: Store> Limiter<S> {
         held.iter()
             .map(|h| {
                 let Some(limit) = &h.limit else { return h.unlimited() };
-                let names = (&*h.policy.policy, limit);
+                let names = h.terms(limit);
                 let (at, cost) = (h.charge.descriptor, h.charge.cost);
                 match h.policy.policy.on_store_failure {
                     OnStoreFailure::Allow => LimitVerdict::unavailable(names, at, cost, true),
@@ -311,7 +311,11 @@ impl Held<'_> {
     }
 
     fn unlimited(&self) -> LimitVerdict {
-        LimitVerdict::unlimited(&self.policy.policy, self.charge.descriptor)
+        LimitVerdict::unlimited(Terms::from(&*self.policy.policy), self.charge.descriptor)
+    }
+
+    fn terms(&self, limit: &TokenBucket) -> Terms<'_> {
+        Terms { limit: Some(*limit), ..Terms::from(&*self.policy.policy) }
     }
 
     fn take(&self) -> TakeCharge {

@@ -11,9 +11,7 @@ pub mod listen;
 pub mod problem;
 pub mod state;
 
-use crate::quota::amount::Tokens;
-use crate::quota::matching::{Descriptor, Request, RequestFault};
-use crate::quota::policy::TokenBucket;
+use crate::quota::matching::{Request, RequestFault};
 use crate::quota::verdict::Verdict;
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
@@ -26,13 +24,6 @@ use tokio::sync::{Semaphore, watch};
 
 /// The largest body of a request, in bytes (HTTP and gRPC).
 pub const BODY_MAX: usize = 64 * 1024;
-/// The greatest cost of a request, either way, in tokens.
-pub const COST_MAX: i64 = 1 << 31;
-/// Descriptors in one request.
-pub const DESCRIPTORS_MAX: usize = crate::store::CHARGES_MAX;
-/// Entries in one descriptor, or attributes in one request.
-pub const ENTRIES_MAX: usize = 64;
-
 /// What decides about requests. Each worker thread has its own (see [`start`]).
 pub trait Decide: Clone + Send + Sync + 'static {
     /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
@@ -45,20 +36,6 @@ pub trait Decide: Clone + Send + Sync + 'static {
         request: &Request<'_>,
         deadline: Option<Duration>,
     ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
-}
-
-/// A descriptor as it came over the wire: the limiter's borrow from these.
-#[derive(Debug)]
-struct Parts<'a> {
-    entries: Vec<(&'a str, &'a str)>,
-    cost: Option<Tokens>,
-    limit: Option<TokenBucket>,
-}
-
-impl Parts<'_> {
-    fn borrowed<'p>(parts: &'p [Parts<'p>]) -> Vec<Descriptor<'p>> {
-        parts.iter().map(|p| Descriptor { entries: &p.entries, cost: p.cost, limit: p.limit }).collect()
-    }
 }
 
 /// Where callers connect; see [`listen::bind`].

@@ -3,7 +3,7 @@
 //! The names and formats of header fields are all in [`Fields`], because the draft they follow still changes.
 
 use super::amount::{Micros, Rate, Tokens};
-use super::policy::{Mode, Policy, TokenBucket, Unit};
+use super::policy::{Limit, Mode, Policy, TokenBucket, Unit};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -119,6 +119,41 @@ impl Status {
     }
 }
 
+/// The limit that an answer is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// The policy's name (or what a limit is called that came with a descriptor and replaces none).
+    pub policy: &'a Arc<str>,
+    /// The policy's mode.
+    pub mode: Mode,
+    /// The limit; `None`: unlimited.
+    pub limit: Option<TokenBucket>,
+    /// The policy only counts.
+    pub shadow: bool,
+}
+
+impl<'a> From<&'a Policy> for Terms<'a> {
+    fn from(policy: &'a Policy) -> Self {
+        let limit = match policy.limit {
+            Limit::TokenBucket(bucket) => Some(bucket),
+            Limit::Unlimited => None,
+        };
+        Self { policy: &policy.name, mode: policy.mode, limit, shadow: policy.shadow }
+    }
+}
+
+impl Terms<'_> {
+    /// The most that one request can ever be granted.
+    #[must_use]
+    pub fn ceiling(&self) -> Tokens {
+        let burst = self.limit.map_or(Tokens::MAX, |limit| limit.burst());
+        match self.mode {
+            Mode::Approximate { max_overshoot } => burst + max_overshoot.of_tokens(burst),
+            Mode::Strict | Mode::Split => burst,
+        }
+    }
+}
+
 /// A bucket as a request found it (its state after the request, if something was taken).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sight {
@@ -199,14 +234,14 @@ impl LimitVerdict {
     /// ([`Reason::OverLimit`] or [`Reason::NoLease`]).
     #[must_use]
     pub fn seen(
-        (policy, limit): (&Policy, &TokenBucket),
+        terms: Terms<'_>,
         descriptor: usize,
         cost: Tokens,
         sight: Sight,
         elsewhere: Option<Elsewhere>,
         denial: Reason,
     ) -> Self {
-        let allowed = sight.fits || policy.shadow;
+        let allowed = sight.fits || terms.shadow;
         let retry = if sight.fits { None } else { retry_after(cost, sight, elsewhere) };
         let reset = if allowed { until_full(sight) } else { retry.unwrap_or(Micros::ZERO) };
         Self {
@@ -214,40 +249,50 @@ impl LimitVerdict {
             remaining: u64::try_from(sight.level.floor()).unwrap_or(0),
             reset,
             retry_after: retry.filter(|_| !allowed),
-            reason: match (sight.fits, policy.shadow) {
+            reason: match (sight.fits, terms.shadow) {
                 (true, _) => Reason::Ok,
                 (false, true) => Reason::Shadow,
                 (false, false) => denial,
             },
-            ..Self::of(policy, Some(limit), descriptor)
+            ..Self::unlimited(terms, descriptor)
         }
     }
 
     /// The answer of a limit whose store gave none: as `on_store_failure` says. (A cost that never fits is a denial
     /// that never ends, store or not.)
     #[must_use]
-    pub fn unavailable(
-        (policy, limit): (&Policy, &TokenBucket),
-        descriptor: usize,
-        cost: Tokens,
-        allow: bool,
-    ) -> Self {
-        let allowed = allow || policy.shadow;
-        let retry = (!allowed && cost <= ceiling(policy, limit)).then_some(RETRY_HINT);
+    pub fn unavailable(terms: Terms<'_>, descriptor: usize, cost: Tokens, allow: bool) -> Self {
+        let allowed = allow || terms.shadow;
+        let retry = (!allowed && cost <= terms.ceiling()).then_some(RETRY_HINT);
         Self {
             allowed,
             remaining: 0,
             reset: retry.unwrap_or(Micros::ZERO),
             retry_after: retry,
             reason: Reason::StoreUnavailable,
-            ..Self::of(policy, Some(limit), descriptor)
+            ..Self::unlimited(terms, descriptor)
         }
     }
 
     /// The answer of a policy without a limit.
     #[must_use]
-    pub fn unlimited(policy: &Policy, descriptor: usize) -> Self {
-        Self::of(policy, None, descriptor)
+    pub fn unlimited(terms: Terms<'_>, descriptor: usize) -> Self {
+        let limit = terms.limit;
+        Self {
+            policy: Arc::clone(terms.policy),
+            mode: terms.mode,
+            allowed: true,
+            limit: limit.map_or(u64::MAX, |l| l.amount),
+            per: limit.map_or(Unit::Second, |l| l.per),
+            burst: limit.map_or(u64::MAX, |l| l.burst),
+            remaining: u64::MAX,
+            reset: Micros::ZERO,
+            retry_after: None,
+            reason: Reason::Ok,
+            descriptor,
+            unlimited: limit.is_none(),
+            shadow: terms.shadow,
+        }
     }
 
     /// Would a caller rather hear of this limit than of the other?
@@ -267,24 +312,6 @@ impl LimitVerdict {
         };
         let retry = if self.allowed { 0 } else { self.retry_after.unwrap_or(Micros::MAX).0 };
         (class, retry, std::cmp::Reverse(self.remaining), self.reset.0)
-    }
-
-    fn of(policy: &Policy, limit: Option<&TokenBucket>, descriptor: usize) -> Self {
-        Self {
-            policy: Arc::clone(&policy.name),
-            mode: policy.mode,
-            allowed: true,
-            limit: limit.map_or(u64::MAX, |l| l.amount),
-            per: limit.map_or(Unit::Second, |l| l.per),
-            burst: limit.map_or(u64::MAX, |l| l.burst),
-            remaining: u64::MAX,
-            reset: Micros::ZERO,
-            retry_after: None,
-            reason: Reason::Ok,
-            descriptor,
-            unlimited: limit.is_none(),
-            shadow: policy.shadow,
-        }
     }
 }
 
@@ -309,15 +336,6 @@ pub fn retry_after(cost: Tokens, sight: Sight, elsewhere: Option<Elsewhere>) -> 
 #[must_use]
 pub fn until_full(sight: Sight) -> Micros {
     sight.rate.time_for(sight.cap - sight.level).unwrap_or(Micros::ZERO)
-}
-
-/// The most that one request can ever be granted.
-fn ceiling(policy: &Policy, limit: &TokenBucket) -> Tokens {
-    let burst = limit.burst();
-    match policy.mode {
-        Mode::Approximate { max_overshoot } => burst + max_overshoot.of_tokens(burst),
-        Mode::Strict | Mode::Split => burst,
-    }
 }
 
 /// The header fields that tell a caller about the limit that binds most.
@@ -414,7 +432,7 @@ fn quoted(out: &mut String, name: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::policy::{Limit, OnStoreFailure, Reserve, Share};
+    use crate::quota::policy::{OnStoreFailure, Reserve, Share};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -444,7 +462,7 @@ mod tests {
         let fits = cost <= level;
         let level = if fits { level - cost } else { level };
         let sight = Sight { fits, level, rate: bucket.rate(), cap: bucket.burst() };
-        LimitVerdict::seen((policy, &bucket), descriptor, cost, sight, None, Reason::OverLimit)
+        LimitVerdict::seen(policy.into(), descriptor, cost, sight, None, Reason::OverLimit)
     }
 
     fn lines(verdict: &Verdict) -> Vec<String> {
@@ -524,7 +542,7 @@ mod tests {
         let (little, plenty) = (asked(&p, 0, 1, 5), asked(&p, 0, 1, 50));
         let (short, long) = (asked(&p, 1, 10, 5), asked(&p, 1, 50, 5));
         let never = asked(&p, 1, 101, 100);
-        let unlimited = LimitVerdict::unlimited(&p, 0);
+        let unlimited = LimitVerdict::unlimited(Terms { limit: None, ..Terms::from(&p) }, 0);
         let mut shadow = asked(&policy("s", limit(1, Unit::Second, 1)), 0, 1, 1);
         shadow.shadow = true;
         let binding = |limits: &[&LimitVerdict]| {
@@ -560,7 +578,7 @@ mod tests {
     fn an_outage_is_not_a_used_up_quota() {
         let bucket = limit(10, Unit::Second, 10);
         let p = policy("p", bucket);
-        let gone = LimitVerdict::unavailable((&p, &bucket), 0, Tokens::whole(1), false);
+        let gone = LimitVerdict::unavailable((&p).into(), 0, Tokens::whole(1), false);
         let over = asked(&p, 1, 5, 1);
         let fine = asked(&p, 1, 1, 5);
         let status = |limits: Vec<LimitVerdict>| Verdict::new(limits, 2, true).status();
@@ -570,13 +588,13 @@ mod tests {
         assert_eq!(Verdict::new(vec![gone.clone()], 2, false).status(), Status::OverLimit);
         assert_eq!(Fields::new(&gone).retry_after, Some(1));
 
-        let never = LimitVerdict::unavailable((&p, &bucket), 0, Tokens::whole(11), false);
+        let never = LimitVerdict::unavailable((&p).into(), 0, Tokens::whole(11), false);
         assert_eq!(Fields::new(&never).retry_after, None);
-        let allowed = LimitVerdict::unavailable((&p, &bucket), 0, Tokens::whole(1), true);
+        let allowed = LimitVerdict::unavailable((&p).into(), 0, Tokens::whole(1), true);
         assert_eq!((allowed.allowed, allowed.reason), (true, Reason::StoreUnavailable));
         let roomy =
             Policy { mode: Mode::Approximate { max_overshoot: Share::percent(10) }, ..policy("a", bucket) };
-        let fits = LimitVerdict::unavailable((&roomy, &bucket), 0, Tokens::whole(11), false);
+        let fits = LimitVerdict::unavailable((&roomy).into(), 0, Tokens::whole(11), false);
         assert_eq!(fits.retry_after, Some(RETRY_HINT), "the overshoot can be spent");
     }
 

@@ -8,10 +8,9 @@
 
 mod reflection;
 
-use super::Parts;
-use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX, ServerError};
+use super::{BODY_MAX, Decide, ServerError};
 use crate::quota::amount::{Micros, Tokens};
-use crate::quota::matching::{Request, Subject};
+use crate::quota::matching::{COST_MAX, Descriptor, Request, Subject};
 use crate::quota::policy::{TokenBucket, Unit};
 use crate::quota::verdict::{DescriptorVerdict, Fields, LimitVerdict, Status as Kind, Verdict};
 use crate::telemetry::Metrics;
@@ -32,7 +31,6 @@ use envoy_types::pb::google::protobuf as wkt;
 use futures::future::Either;
 use hyper::body::Incoming;
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -51,7 +49,7 @@ const REASON_HEADER: &str = "x-ratelimit-reason";
 /// An answer that is as late as the caller's deadline is too late: this much of the time is kept for the way back ...
 const MARGIN_PART: u32 = 8;
 /// ... but no more than this.
-const MARGIN_MAX: Duration = Duration::from_millis(5);
+const MARGIN_MAX: Duration = Duration::from_millis(50);
 
 /// Serves the connections of the gRPC listener.
 #[derive(Clone, Debug)]
@@ -154,24 +152,24 @@ impl<D: Decide> RateLimitService for Decisions<D> {
 }
 
 impl<D: Decide> Decisions<D> {
-    fn decide(
+    async fn decide(
         &self,
         message: &RateLimitRequest,
         deadline: Option<Duration>,
-    ) -> impl Future<Output = Result<RateLimitResponse, Status>> + Send {
-        async move {
-            let refused = |status: Status| {
-                self.metrics.bad_request(Protocol::Grpc);
-                status
-            };
-            let (parts, cost) = descriptors(message).map_err(refused)?;
-            let descriptors = Parts::borrowed(&parts);
-            let subject = Subject::Descriptors(&descriptors);
-            let request = Request { domain: &message.domain, subject, cost: Tokens::whole(cost) };
-            let verdict = self.decide.check(&request, deadline).await;
-            let verdict = verdict.map_err(|fault| refused(Status::invalid_argument(fault.to_string())))?;
-            Ok(response(&verdict, descriptors.len()))
-        }
+    ) -> Result<RateLimitResponse, Status> {
+        let refused = |status: Status| {
+            self.metrics.bad_request(Protocol::Grpc);
+            status
+        };
+        let wire = &message.descriptors;
+        let entries: Vec<_> =
+            wire.iter().flat_map(|d| &d.entries).map(|e| (e.key.as_str(), e.value.as_str())).collect();
+        let descriptors = descriptors(message, &entries).map_err(refused)?;
+        let cost = cost(u64::from(message.hits_addend.max(1)), false);
+        let request = Request { domain: &message.domain, subject: Subject::Descriptors(&descriptors), cost };
+        let verdict = self.decide.check(&request, deadline).await;
+        let verdict = verdict.map_err(|fault| refused(Status::invalid_argument(fault.to_string())))?;
+        Ok(response(&verdict, descriptors.len()))
     }
 }
 
@@ -200,51 +198,31 @@ fn within(timeout: Duration) -> Duration {
     timeout.saturating_sub((timeout / MARGIN_PART).min(MARGIN_MAX))
 }
 
-/// The request's descriptors and its cost.
-fn descriptors(message: &RateLimitRequest) -> Result<(Vec<Parts<'_>>, i64), Status> {
-    if message.domain.is_empty() {
-        return Err(Status::invalid_argument("domain: is empty; name the domain whose policies apply"));
-    }
-    match message.descriptors.len() {
-        0 => return Err(Status::invalid_argument("descriptors: there are none; send at least one")),
-        n if n > DESCRIPTORS_MAX => {
-            let text = format!("descriptors: there are {n}; send at most {DESCRIPTORS_MAX}");
-            return Err(Status::invalid_argument(text));
-        }
-        _ => {}
-    }
-    let descriptors = message.descriptors.iter().enumerate().map(|(i, d)| descriptor(message, i, d));
-    Ok((descriptors.collect::<Result<_, _>>()?, cost(u64::from(message.hits_addend.max(1)), false)))
-}
-
-fn descriptor<'a>(
+/// The request's descriptors; `entries` are those of all of them.
+fn descriptors<'a>(
     message: &RateLimitRequest,
-    index: usize,
-    wire: &'a RateLimitDescriptor,
-) -> Result<Parts<'a>, Status> {
-    let fault = |what: &str| Err(Status::invalid_argument(format!("descriptors[{index}]{what}")));
-    if wire.entries.is_empty() {
-        return fault(".entries: there are none; send at least one");
-    }
-    if wire.entries.len() > ENTRIES_MAX {
-        return fault(&format!(".entries: there are {}; send at most {ENTRIES_MAX}", wire.entries.len()));
-    }
-    if let Some(i) = wire.entries.iter().position(|e| e.key.is_empty()) {
-        return fault(&format!(".entries[{i}].key: is empty; name the key"));
-    }
-    let limit = match wire.limit.as_ref().map(limit_override) {
-        Some(None) => return fault(".limit.unit: is none of SECOND (1) to YEAR (6); name the unit"),
-        Some(limit) => limit,
-        None => None,
+    mut entries: &'a [(&'a str, &'a str)],
+) -> Result<Vec<Descriptor<'a>>, Status> {
+    let descriptor = |(index, wire): (usize, &RateLimitDescriptor)| {
+        let limit = match wire.limit.as_ref().map(limit_override) {
+            Some(None) => {
+                let what = "is none of SECOND (1) to YEAR (6); name the unit";
+                return Err(Status::invalid_argument(format!("descriptors[{index}].limit.unit {what}")));
+            }
+            Some(limit) => limit,
+            None => None,
+        };
+        let hits = wire.hits_addend.as_ref().map(|h| h.value);
+        let own = match (hits, wire.is_negative_hits) {
+            (Some(hits), negative) => Some(cost(hits, negative)),
+            (None, true) => Some(cost(u64::from(message.hits_addend.max(1)), true)),
+            (None, false) => None,
+        };
+        let (mine, rest) = entries.split_at_checked(wire.entries.len()).unwrap_or_default();
+        entries = rest;
+        Ok(Descriptor { entries: mine, cost: own, limit })
     };
-    let hits = wire.hits_addend.as_ref().map(|h| h.value);
-    let own = match (hits, wire.is_negative_hits) {
-        (Some(hits), negative) => Some(cost(hits, negative)),
-        (None, true) => Some(cost(u64::from(message.hits_addend.max(1)), true)),
-        (None, false) => None,
-    };
-    let entries = wire.entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
-    Ok(Parts { entries, cost: own.map(Tokens::whole), limit })
+    message.descriptors.iter().enumerate().map(descriptor).collect()
 }
 
 /// `None`: the unit is not one.
@@ -262,9 +240,9 @@ fn limit_override(wire: &RateLimitOverride) -> Option<TokenBucket> {
     Some(TokenBucket { amount, per, burst: amount })
 }
 
-fn cost(hits: u64, negative: bool) -> i64 {
-    let hits = i64::try_from(hits).unwrap_or(COST_MAX).min(COST_MAX);
-    if negative { -hits } else { hits }
+fn cost(hits: u64, negative: bool) -> Tokens {
+    let cost = i64::try_from(hits).map_or(COST_MAX, Tokens::whole).min(COST_MAX);
+    if negative { -cost } else { cost }
 }
 
 /// The answer on the wire: as many statuses as there were descriptors.
@@ -385,13 +363,13 @@ mod tests {
             assert_eq!(timeout(bad), None, "{bad}");
         }
         assert_eq!(within(Duration::from_millis(16)), Duration::from_millis(14));
-        assert_eq!(within(Duration::from_secs(1)), Duration::from_millis(995));
+        assert_eq!(within(Duration::from_secs(1)), Duration::from_millis(950));
     }
 
     #[test]
     fn costs_saturate() {
-        assert_eq!(cost(0, false), 0);
-        assert_eq!(cost(7, true), -7);
+        assert_eq!(cost(0, false), Tokens::ZERO);
+        assert_eq!(cost(7, true), Tokens::whole(-7));
         assert_eq!(cost(u64::MAX, false), COST_MAX);
         assert_eq!(cost(u64::MAX, true), -COST_MAX);
     }

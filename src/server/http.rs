@@ -2,11 +2,10 @@
 //!
 //! The content type of a request is not looked at: whatever is there is read as JSON, so that `curl -d` just works.
 
-use super::Parts;
 use super::problem::Problem;
-use super::{BODY_MAX, COST_MAX, DESCRIPTORS_MAX, Decide, ENTRIES_MAX};
+use super::{BODY_MAX, Decide};
 use crate::quota::amount::Tokens;
-use crate::quota::matching::{Request, Subject};
+use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
@@ -14,7 +13,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -25,6 +24,10 @@ use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// A body that is too large is read to its end, up to this many bytes, and thrown away: a connection that is closed on
+/// a caller who still sends takes the answer with it.
+const DISCARD_MAX: usize = 16 * BODY_MAX;
 
 /// Serves the connections of the HTTP listener.
 #[derive(Clone, Debug)]
@@ -61,7 +64,7 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Http<D> {
 impl<D: Decide> Inner<D> {
     async fn route(&self, request: http::Request<Incoming>) -> Response<Full<Bytes>> {
         let result = match (request.uri().path(), request.method()) {
-            ("/v1/check", &Method::POST) => self.check(request.into_body()).await,
+            ("/v1/check", &Method::POST) => self.check(request).await,
             ("/v1/check", _) => {
                 let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use POST with a JSON body");
                 let mut response = problem.response();
@@ -81,8 +84,8 @@ impl<D: Decide> Inner<D> {
         })
     }
 
-    async fn check(&self, body: Incoming) -> Result<Response<Full<Bytes>>, Problem> {
-        let bytes = self.read(body).await?;
+    async fn check(&self, request: http::Request<Incoming>) -> Result<Response<Full<Bytes>>, Problem> {
+        let bytes = self.read(request).await?;
         let began = Instant::now();
         let body = parse(&bytes)?;
         let decided = body.decide(&self.decide);
@@ -95,25 +98,38 @@ impl<D: Decide> Inner<D> {
         Ok(response)
     }
 
-    async fn read(&self, body: Incoming) -> Result<Bytes, Problem> {
-        let too_large = || {
-            let detail = format!("the body is larger than {BODY_MAX} bytes");
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
-        };
-        if body.size_hint().lower() > u64::try_from(BODY_MAX).unwrap_or(u64::MAX) {
+    async fn read(&self, request: http::Request<Incoming>) -> Result<Bytes, Problem> {
+        let asks_first = request.headers().contains_key(header::EXPECT);
+        let mut body = request.into_body();
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if announced > DISCARD_MAX || (announced > BODY_MAX && asks_first) {
             return Err(too_large());
         }
-        let all = Limited::new(body, BODY_MAX).collect();
-        match tokio::time::timeout(self.timeout, all).await {
-            Ok(Ok(collected)) => Ok(collected.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-            Ok(Err(_)) => Err(Problem::new(StatusCode::BAD_REQUEST, "the body broke off")),
-            Err(_) => {
-                self.metrics.timed_out(Protocol::Http);
-                Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
+        let all = async {
+            let mut all = Vec::with_capacity(announced.min(BODY_MAX));
+            let mut length = 0_usize;
+            while let Some(frame) = body.frame().await {
+                let broken = |_| Problem::new(StatusCode::BAD_REQUEST, "the body broke off");
+                let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+                length = length.saturating_add(data.len());
+                if length > DISCARD_MAX {
+                    break;
+                }
+                if length <= BODY_MAX {
+                    all.extend_from_slice(&data);
+                }
             }
-        }
+            if length > BODY_MAX { Err(too_large()) } else { Ok(Bytes::from(all)) }
+        };
+        tokio::time::timeout(self.timeout, all).await.unwrap_or_else(|_| {
+            self.metrics.timed_out(Protocol::Http);
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
+        })
     }
+}
+
+fn too_large() -> Problem {
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {BODY_MAX} bytes"))
 }
 
 /// The body of a request.
@@ -152,86 +168,65 @@ fn parse(bytes: &[u8]) -> Result<Body<'_>, Problem> {
 }
 
 impl Body<'_> {
-    /// Checks what JSON does not, and asks for a decision.
     async fn decide<D: Decide>(&self, decide: &D) -> Result<Verdict, Problem> {
         let domain = self.domain.as_ref().map_or("", Text::as_str);
-        if domain.is_empty() {
-            return Err(Problem::at("#/domain", "is missing or empty; name the domain whose policies apply"));
-        }
-        let whole = self.cost.unwrap_or(1);
-        if !(-COST_MAX..=COST_MAX).contains(&whole) {
-            return Err(Problem::at("#/cost", format!("is beyond {COST_MAX}; ask for less at once")));
-        }
-        let cost = Tokens::whole(whole);
+        let cost = Tokens::whole(self.cost.unwrap_or(1));
         let checked = match (&self.attributes, &self.descriptors) {
-            (Some(attributes), None) => {
-                let attributes = attributes.checked()?;
+            (Some(Attributes(attributes)), None) => {
+                let attributes: Vec<_> = attributes.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
                 let request = Request { domain, subject: Subject::Attributes(&attributes), cost };
                 decide.check(&request, None).await
             }
-            (None, Some(descriptors)) => {
-                let parts = checked(descriptors)?;
-                let descriptors = Parts::borrowed(&parts);
+            (None, Some(wire)) => {
+                let entries: Vec<_> =
+                    wire.iter().flatten().map(|e| (e.key.as_str(), e.value.as_str())).collect();
+                let mut rest = &entries[..];
+                let descriptor = |own: &Vec<Entry<'_>>| {
+                    let (entries, others) = rest.split_at_checked(own.len()).unwrap_or_default();
+                    rest = others;
+                    Descriptor { entries, cost: None, limit: None }
+                };
+                let descriptors: Vec<_> = wire.iter().map(descriptor).collect();
                 let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost };
                 decide.check(&request, None).await
             }
             (Some(_), Some(_)) => {
                 return Err(Problem::at("#/attributes", "stands beside `descriptors`; send one of them"));
             }
-            (None, None) => {
-                return Err(Problem::at("#/descriptors", "is missing; send `attributes` or `descriptors`"));
-            }
+            (None, None) if domain.is_empty() => Err(RequestFault::EmptyDomain),
+            (None, None) => Err(RequestFault::NoDescriptors),
         };
-        checked.map_err(|fault| Problem::at("#", fault.to_string()))
+        checked.map_err(|fault| Problem::at(place(&fault), fault.to_string()))
     }
 }
 
-/// Descriptors as the limiter wants them.
-fn checked<'a>(descriptors: &'a [Vec<Entry<'a>>]) -> Result<Vec<Parts<'a>>, Problem> {
-    match descriptors.len() {
-        0 => return Err(Problem::at("#/descriptors", "is empty; send at least one descriptor")),
-        n if n > DESCRIPTORS_MAX => {
-            let detail = format!("has {n} descriptors; send at most {DESCRIPTORS_MAX}");
-            return Err(Problem::at("#/descriptors", detail));
-        }
-        _ => {}
-    }
-    let descriptor = |(i, entries): (usize, &'a Vec<Entry<'a>>)| {
-        let at = |what: String| Err(Problem::at(format!("#/descriptors/{i}"), what));
-        if entries.is_empty() || entries.len() > ENTRIES_MAX {
-            return at(format!("has {} entries; send 1 to {ENTRIES_MAX}", entries.len()));
-        }
-        if let Some(j) = entries.iter().position(|e| e.key.as_str().is_empty()) {
-            return Err(Problem::at(format!("#/descriptors/{i}/{j}/key"), "is empty; name the key"));
-        }
-        let entries = entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
-        Ok(Parts { entries, cost: None, limit: None })
+/// Where in the body a fault is.
+fn place(fault: &RequestFault) -> String {
+    let of = |place: &Place| match place {
+        Place::Request => "#".to_owned(),
+        Place::Attributes => "#/attributes".to_owned(),
+        Place::Descriptor(index) => format!("#/descriptors/{index}"),
     };
-    descriptors.iter().enumerate().map(descriptor).collect()
-}
-
-/// A flat map, in the order in which it was sent.
-struct Attributes<'a>(Vec<(Text<'a>, Text<'a>)>);
-
-impl Attributes<'_> {
-    fn checked(&self) -> Result<Vec<(&str, &str)>, Problem> {
-        if self.0.is_empty() || self.0.len() > ENTRIES_MAX {
-            let detail = format!("has {} members; send 1 to {ENTRIES_MAX}", self.0.len());
-            return Err(Problem::at("#/attributes", detail));
-        }
-        let pairs: Vec<_> = self.0.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        for (i, (key, _)) in pairs.iter().enumerate() {
-            if key.is_empty() {
-                return Err(Problem::at("#/attributes", "has an empty key; name it"));
-            }
-            // RFC 8259, section 4: what receivers make of a name that is there twice is anybody's guess.
-            if pairs.iter().take(i).any(|(earlier, _)| earlier == key) {
-                return Err(Problem::at("#/attributes", format!("has `{key}` twice; send each key once")));
+    match fault {
+        RequestFault::EmptyDomain | RequestFault::DomainTooLong { .. } => "#/domain".into(),
+        RequestFault::NoDescriptors | RequestFault::TooManyDescriptors { .. } => "#/descriptors".into(),
+        RequestFault::CostTooLarge { .. } => "#/cost".into(),
+        RequestFault::NoEntries { place }
+        | RequestFault::TooManyEntries { place, .. }
+        | RequestFault::TooLarge { place, .. } => of(place),
+        RequestFault::EmptyKey { place, entry } | RequestFault::DuplicateKey { place, entry } => {
+            match place {
+                Place::Descriptor(index) => format!("#/descriptors/{index}/{entry}/key"),
+                // Members of an object have no numbers.
+                Place::Attributes | Place::Request => of(place),
             }
         }
-        Ok(pairs)
+        RequestFault::TooManyCharges => "#".into(),
     }
 }
+
+/// A flat map, in the order in which it was sent; a key that is there twice is the limiter's to refuse.
+struct Attributes<'a>(Vec<(Text<'a>, Text<'a>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -435,7 +435,7 @@ mod tests {
         };
         let metrics = Metrics::new("r");
         let counters = metrics.policy("p", Mode::Split);
-        let ok = LimitVerdict::unlimited(&policy, 0);
+        let ok = LimitVerdict::unlimited((&policy).into(), 0);
         counters.count(&ok);
         counters.count(&LimitVerdict { allowed: false, reason: Reason::OverLimit, ..ok.clone() });
         counters.count(&LimitVerdict { allowed: false, reason: Reason::OverLimit, ..ok });

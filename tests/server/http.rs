@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use quorate::quota::amount::Micros;
 use quorate::quota::policy::{Limit, OnStoreFailure, Policy, Unit};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const TENANT_7: &str = r#"{"domain":"api","attributes":{"tenant":"7","op":"search"},"cost":1}"#;
 
@@ -261,10 +262,27 @@ async fn large_bodies() {
     let padded = |length: usize| format!("{TENANT_7}{}", " ".repeat(length - TENANT_7.len()));
     assert_eq!(front.check(padded(64 * 1024)).await.status, 200);
     assert_eq!(front.check(padded(64 * 1024 + 1)).await.status, 413);
+    assert_eq!(front.check(padded(1024 * 1024)).await.status, 413);
     // Without a length that tells beforehand.
     let chunks = |n: usize| futures::stream::iter((0..n).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1024])));
     assert_eq!(front.check(reqwest::Body::wrap_stream(chunks(64))).await.status, 400);
     assert_eq!(front.check(reqwest::Body::wrap_stream(chunks(65))).await.status, 413);
+    assert_eq!(front.check(reqwest::Body::wrap_stream(chunks(1024))).await.status, 413);
+    // A caller that asks first is told before it sends.
+    let ask = |length: usize| {
+        format!(
+            "POST /v1/check HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        )
+    };
+    for (length, line) in
+        [(64 * 1024, "HTTP/1.1 100"), (64 * 1024 + 1, "HTTP/1.1 413"), (1 << 30, "HTTP/1.1 413")]
+    {
+        let mut stream = tokio::net::TcpStream::connect(front.server.http()).await.unwrap();
+        stream.write_all(ask(length).as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), line);
+    }
 }
 
 /// Whatever is sent, there is an answer, and the next request is served.

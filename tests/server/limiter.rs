@@ -1,11 +1,11 @@
 //! A limiter for one process: exact token buckets in a map, a clock that tests move, and switches for trouble.
 
 use quorate::quota::amount::{Micros, Tokens};
-use quorate::quota::matching::{Request, RequestFault, Subject};
+use quorate::quota::matching::{Charge, ChargeLimit, Matched, Matcher, Request, RequestFault, Subject};
 use quorate::quota::policy::{
-    KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, TokenBucket, Unit, ValueMatch,
+    BucketId, KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, TokenBucket, Unit, ValueMatch,
 };
-use quorate::quota::verdict::{LimitVerdict, Reason, Sight, Verdict};
+use quorate::quota::verdict::{LimitVerdict, Reason, Sight, Terms, Verdict};
 use quorate::server::Decide;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -18,6 +18,7 @@ pub struct Limiter(Arc<Inner>);
 
 struct Inner {
     policies: Vec<Policy>,
+    matcher: Matcher,
     unmatched: bool,
     state: Mutex<State>,
     /// Requests of domain `gated` wait for a permit (until their deadline).
@@ -28,16 +29,8 @@ struct Inner {
 struct State {
     now: Micros,
     down: bool,
-    buckets: HashMap<(usize, Vec<String>), (Tokens, Micros)>,
+    buckets: HashMap<BucketId, (Tokens, Micros)>,
     deadlines: Vec<Option<Duration>>,
-}
-
-struct Charge {
-    policy: usize,
-    values: Vec<String>,
-    descriptor: usize,
-    cost: Tokens,
-    limit: Option<TokenBucket>,
 }
 
 impl Limiter {
@@ -46,8 +39,9 @@ impl Limiter {
     }
 
     pub fn with_unmatched(policies: Vec<Policy>, unmatched: bool) -> Self {
+        let matcher = Matcher::new((0..).zip(&policies));
         let (state, gate) = (Mutex::default(), Semaphore::new(0));
-        Self(Arc::new(Inner { policies, unmatched, state, gate }))
+        Self(Arc::new(Inner { policies, matcher, unmatched, state, gate }))
     }
 
     /// Moves the clock.
@@ -70,70 +64,55 @@ impl Limiter {
         self.0.state.lock().unwrap().deadlines.clone()
     }
 
-    fn charges(&self, request: &Request<'_>) -> (Vec<Charge>, usize) {
-        let mut charges = Vec::new();
-        let policies = self.0.policies.iter().enumerate().filter(|(_, p)| &*p.domain == request.domain);
-        match request.subject {
-            Subject::Attributes(attributes) => {
-                for (policy, p) in policies {
-                    let value =
-                        |key: &str| attributes.iter().find(|(k, _)| *k == key).map(|(_, v)| (*v).to_owned());
-                    if let Some(values) = p.matches.iter().map(|m| value(&m.key)).collect() {
-                        let (cost, limit) = (Tokens::whole(request.cost), bucket(p));
-                        charges.push(Charge { policy, values, descriptor: 0, cost, limit });
-                    }
-                }
-                (charges, 1)
-            }
-            Subject::Descriptors(descriptors) => {
-                for (descriptor, d) in descriptors.iter().enumerate() {
-                    let keys: Vec<_> = d.entries.iter().map(|(k, _)| *k).collect();
-                    let matching =
-                        policies.clone().find(|(_, p)| p.matches.iter().map(|m| &*m.key).eq(keys.clone()));
-                    if let Some((policy, p)) = matching {
-                        let values = d.entries.iter().map(|(_, v)| (*v).to_owned()).collect();
-                        let cost = Tokens::whole(d.cost.unwrap_or(request.cost));
-                        let limit = d.limit.or_else(|| bucket(p));
-                        charges.push(Charge { policy, values, descriptor, cost, limit });
-                    }
-                }
-                (charges, descriptors.len())
-            }
-        }
-    }
-
-    fn decide(&self, request: &Request<'_>) -> Verdict {
-        let (charges, descriptors) = self.charges(request);
-        let mut state = self.0.state.lock().unwrap();
+    fn decide(&self, request: &Request<'_>) -> Result<Verdict, RequestFault> {
+        let Inner { policies, matcher, unmatched, state, .. } = &*self.0;
+        let Matched { charges, .. } = matcher.charges(request)?;
+        let mut state = state.lock().unwrap();
         let State { now, down, buckets, .. } = &mut *state;
+        // Check all, ...
         let mut seen = Vec::new();
         for charge in &charges {
-            let Some(limit) = charge.limit else { continue };
-            let key = (charge.policy, charge.values.clone());
-            let (level, at) = buckets.entry(key).or_insert((limit.burst(), *now));
+            let Some(limit) = terms(policies, charge).limit else { continue };
+            let (level, at) = buckets.entry(charge.bucket).or_insert((limit.burst(), *now));
             *level = (*level + limit.rate().during(*now - *at)).min(limit.burst());
             *at = *now;
             seen.push(charge.cost <= *level);
         }
+        // ... then take all or none.
         let all = seen.iter().all(|fits| *fits) && !*down;
         let mut seen = seen.into_iter();
-        let verdicts = charges.iter().map(|charge| {
-            let policy = &self.0.policies[charge.policy];
-            let Some(limit) = charge.limit else { return LimitVerdict::unlimited(policy, charge.descriptor) };
+        let answer = |charge: &Charge| {
+            let (terms, descriptor, cost) = (terms(policies, charge), charge.descriptor, charge.cost);
+            let Some(limit) = terms.limit else { return LimitVerdict::unlimited(terms, descriptor) };
             if *down {
-                let allow = policy.on_store_failure == OnStoreFailure::Allow;
-                return LimitVerdict::unavailable((policy, &limit), charge.descriptor, charge.cost, allow);
+                let policy = charge.policy().map(|id| &policies[id as usize]);
+                let allow = policy.is_some_and(|p| p.on_store_failure == OnStoreFailure::Allow);
+                return LimitVerdict::unavailable(terms, descriptor, cost, allow);
             }
-            let (level, _) = buckets.get_mut(&(charge.policy, charge.values.clone())).unwrap();
+            let (level, _) = buckets.get_mut(&charge.bucket).unwrap();
             if all {
-                *level = (*level - charge.cost).min(limit.burst());
+                *level = (*level - cost).min(limit.burst());
             }
             let fits = seen.next().unwrap();
             let sight = Sight { fits, level: *level, rate: limit.rate(), cap: limit.burst() };
-            let place = (policy, &limit);
-            LimitVerdict::seen(place, charge.descriptor, charge.cost, sight, None, Reason::OverLimit)
-        });
-        Verdict::new(verdicts.collect(), descriptors, self.0.unmatched)
+            LimitVerdict::seen(terms, descriptor, cost, sight, None, Reason::OverLimit)
+        };
+        let limits = charges.iter().map(answer).collect();
+        let descriptors = match request.subject {
+            Subject::Attributes(_) => 1,
+            Subject::Descriptors(descriptors) => descriptors.len(),
+        };
+        Ok(Verdict::new(limits, descriptors, *unmatched))
+    }
+}
+
+fn terms<'a>(policies: &'a [Policy], charge: &Charge) -> Terms<'a> {
+    match charge.limit {
+        ChargeLimit::Policy(id) => (&policies[id as usize]).into(),
+        ChargeLimit::Override { limit, policy } => {
+            let policy = &policies[policy.expect("tests override policies") as usize];
+            Terms { limit: Some(limit), ..policy.into() }
+        }
     }
 }
 
@@ -152,7 +131,7 @@ impl Decide for Limiter {
                 None => permit.await.unwrap().forget(),
             }
         }
-        Ok(self.decide(request))
+        self.decide(request)
     }
 }
 
@@ -170,12 +149,5 @@ pub fn policy(name: &str, keys: &[&str], amount: u64, per: Unit, burst: u64) -> 
         wait: Micros::ZERO,
         on_store_failure: OnStoreFailure::Deny,
         shadow: false,
-    }
-}
-
-fn bucket(policy: &Policy) -> Option<TokenBucket> {
-    match policy.limit {
-        Limit::TokenBucket(bucket) => Some(bucket),
-        Limit::Unlimited => None,
     }
 }
