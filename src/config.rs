@@ -6,14 +6,13 @@ mod decode;
 pub mod env;
 pub mod fault;
 pub mod policies;
-mod print;
+pub mod print;
 pub mod region;
 mod url;
 pub mod yaml;
 
 pub use decode::{Wrong, duration};
 pub use fault::{ConfigError, Fault, Faults, Mark};
-pub use print::PolicyFile;
 
 use crate::quota::policy::RegionName;
 use std::collections::BTreeSet;
@@ -31,6 +30,14 @@ use std::time::Duration;
 pub fn load(file: &Path) -> Result<Config, ConfigError> {
     let text = read(file)?;
     region::parse(file, &text, &env::of_process()).map_err(ConfigError::Invalid)
+}
+
+/// A duration as the files write it (`20ms`, `10s`, `1m`), from `min` to `max`: for the command line.
+///
+/// # Errors
+/// It is none, or out of range; with the mend.
+pub fn duration(text: &str, min: Duration, max: Duration) -> Result<Duration, String> {
+    decode::duration(text, min, max).map_err(|wrong| wrong.to_string())
 }
 
 /// A configuration file's text; of what is too large only so much that it can be seen to be.

@@ -47,11 +47,21 @@ impl From<Outcome> for ExitCode {
     }
 }
 
+/// Runs the command: 0 if nothing is wrong, 1 if a file is, 2 if one could not be read.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    match check(args, &mut io::stdout().lock(), &mut io::stderr().lock()) {
+        Ok(outcome) => outcome.into(),
+        // Nobody reads on (`quorate validate … | head`): there is nobody to tell.
+        Err(_) => Outcome::Unreadable.into(),
+    }
+}
+
 /// Checks the files; faults go to `err`, what policies guarantee (or, with `json`, everything) to `out`.
 ///
 /// # Errors
 /// Writing failed.
-pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<Outcome> {
+pub fn check(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<Outcome> {
     if let Some(name) = args.regions.iter().find(|name| !is_region_name(name)) {
         writeln!(
             err,

@@ -57,6 +57,17 @@ pub enum Mark {
     Env(Arc<str>),
 }
 
+impl fmt::Display for Fault {
+    /// `LINE:COL: what; how to mend it`, without the file; or the variable's name in front.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mark, what, mend } = self;
+        match mark {
+            Mark::At { line, column } => write!(f, "{line}:{column}: {what}; {mend}"),
+            Mark::Env(name) => write!(f, "{name}: {what}; {mend}"),
+        }
+    }
+}
+
 impl Mark {
     /// The first character of the file: what is missing from it as a whole is reported here.
     pub const START: Self = Self::At { line: 1, column: 1 };
@@ -126,13 +137,13 @@ impl Faults {
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.file.display();
-        for (index, Fault { mark, what, mend }) in self.faults.iter().enumerate() {
+        for (index, fault) in self.faults.iter().enumerate() {
             if index > 0 {
                 f.write_str("\n")?;
             }
-            match mark {
-                Mark::At { line, column } => write!(f, "{file}:{line}:{column}: {what}; {mend}")?,
-                Mark::Env(name) => write!(f, "{name}: {what}; {mend}")?,
+            match fault.mark {
+                Mark::At { .. } => write!(f, "{file}:{fault}")?,
+                Mark::Env(_) => write!(f, "{fault}")?,
             }
         }
         if self.more > 0 {

@@ -1,4 +1,8 @@
 //! Policies as a policy file: what [`super::policies::parse`] reads back to the same values.
+//!
+//! What is a default is left out. Two things that no file can say are shown as the nearest that it can: a limit a week or
+//! longer (Envoy's overrides alone have them) as its amount a day, rounded down; and a prefix that ends with a backslash as
+//! the exact value that it would be read as.
 
 use super::decode::{written_percent, written_time};
 use super::policies::WAIT_DEFAULT;
@@ -8,46 +12,91 @@ use crate::quota::policy::{
 };
 use std::fmt::{self, Display, Formatter, Write};
 
-/// Shows policies as the text of a policy file; what is a default is left out.
-///
-/// A limit whose unit a file cannot name (a week or more; no policy that came out of a file has one) is shown as its
-/// amount a day, rounded down. So is a prefix that ends with a backslash shown as the exact value that it would be
-/// read as.
-pub struct PolicyFile<'p>(pub &'p [Policy]);
-
-impl Display for PolicyFile<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("policies: []\n");
-        }
-        f.write_str("policies:\n")?;
-        self.0.iter().try_for_each(|policy| write_policy(f, policy))
+/// The text of a policy file.
+#[must_use]
+pub fn policies(policies: &[Policy]) -> String {
+    if policies.is_empty() {
+        return "policies: []\n".to_owned();
     }
+    let mut text = "policies:\n".to_owned();
+    for policy in policies {
+        for (at, (key, value)) in fields(policy).into_iter().enumerate() {
+            text.push_str(if at == 0 { "  - " } else { "    " });
+            text.push_str(key);
+            text.push_str(": ");
+            text.push_str(&value);
+            text.push('\n');
+        }
+    }
+    text
 }
 
-fn write_policy(f: &mut Formatter<'_>, policy: &Policy) -> fmt::Result {
-    writeln!(f, "  - name: {}", Quoted(&policy.name))?;
-    writeln!(f, "    domain: {}", Quoted(&policy.domain))?;
-    f.write_str("    match:\n")?;
-    for KeyMatch { key, value } in &policy.matches {
-        write!(f, "      - {{ key: {}", Quoted(key))?;
-        match value {
-            ValueMatch::Any => {}
-            ValueMatch::Prefix(text) => write!(f, ", value: {}", Quoted(&format!("{text}*")))?,
-            ValueMatch::Exact(text) => match text.strip_suffix('*') {
-                Some(start) => write!(f, ", value: {}", Quoted(&format!("{start}\\*")))?,
-                None => write!(f, ", value: {}", Quoted(text))?,
-            },
-        }
-        f.write_str(" }\n")?;
-    }
+/// One policy, on one line.
+#[must_use]
+pub fn policy(policy: &Policy) -> String {
+    let fields: Vec<String> =
+        fields(policy).into_iter().map(|(key, value)| format!("{key}: {value}")).collect();
+    format!("{{ {} }}", fields.join(", "))
+}
+
+/// Keys and values, each value on one line.
+fn fields(policy: &Policy) -> Vec<(&'static str, String)> {
+    let matches: Vec<String> = policy.matches.iter().map(key_match).collect();
+    let mut fields = vec![
+        ("name", Quoted(&policy.name).to_string()),
+        ("domain", Quoted(&policy.domain).to_string()),
+        ("match", format!("[{}]", matches.join(", "))),
+    ];
     match policy.limit {
-        Limit::Unlimited => f.write_str("    unlimited: true\n"),
-        Limit::TokenBucket(bucket) => write_limited(f, policy, bucket),
+        Limit::Unlimited => fields.push(("unlimited", "true".to_owned())),
+        Limit::TokenBucket(bucket) => limited(policy, bucket, &mut fields),
+    }
+    fields
+}
+
+fn key_match(KeyMatch { key, value }: &KeyMatch) -> String {
+    let key = Quoted(key);
+    let written = match value {
+        ValueMatch::Any => return format!("{{ key: {key} }}"),
+        ValueMatch::Prefix(text) => format!("{text}*"),
+        ValueMatch::Exact(text) => match text.strip_suffix('*') {
+            Some(start) => format!("{start}\\*"),
+            None => text.to_string(),
+        },
+    };
+    format!("{{ key: {key}, value: {} }}", Quoted(&written))
+}
+
+fn limited(policy: &Policy, bucket: TokenBucket, fields: &mut Vec<(&'static str, String)>) {
+    fields.push(("limit", format!("{{ rate: {}, burst: {} }}", rate(bucket), bucket.burst)));
+    fields.push(("mode", policy.mode.name().to_owned()));
+    if let Mode::Approximate { max_overshoot } = policy.mode {
+        fields.push(("max_overshoot", written_percent(max_overshoot)));
+    }
+    if policy.mode != Mode::Split && policy.reserve != Reserve::default() {
+        let Reserve { rate, burst } = policy.reserve;
+        let (rate, burst) = (written_percent(rate), written_percent(burst));
+        fields.push(("reserve", format!("{{ rate: {rate}, burst: {burst} }}")));
+    }
+    if !policy.weights.is_empty() {
+        let weights: Vec<String> =
+            policy.weights.iter().map(|(region, weight)| format!("{}: {weight}", Quoted(region))).collect();
+        fields.push(("weights", format!("{{ {} }}", weights.join(", "))));
+    }
+    if policy.mode == Mode::Strict && policy.wait != Micros::from_duration(WAIT_DEFAULT) {
+        fields.push(("wait", written_time(policy.wait.to_duration())));
+    }
+    match policy.on_store_failure {
+        OnStoreFailure::Deny => {}
+        OnStoreFailure::Allow => fields.push(("on_store_failure", "allow".to_owned())),
+        OnStoreFailure::Local => fields.push(("on_store_failure", "local".to_owned())),
+    }
+    if policy.shadow {
+        fields.push(("shadow", "true".to_owned()));
     }
 }
 
-fn write_limited(f: &mut Formatter<'_>, policy: &Policy, bucket: TokenBucket) -> fmt::Result {
+fn rate(bucket: TokenBucket) -> String {
     let (amount, unit) = match bucket.per {
         Unit::Second => (bucket.amount, "s"),
         Unit::Minute => (bucket.amount, "m"),
@@ -57,35 +106,7 @@ fn write_limited(f: &mut Formatter<'_>, policy: &Policy, bucket: TokenBucket) ->
             (bucket.amount / (longer.seconds() / Unit::Day.seconds()).unsigned_abs(), "d")
         }
     };
-    writeln!(f, "    limit: {{ rate: {amount}/{unit}, burst: {} }}", bucket.burst)?;
-    writeln!(f, "    mode: {}", policy.mode.name())?;
-    if let Mode::Approximate { max_overshoot } = policy.mode {
-        writeln!(f, "    max_overshoot: {}", written_percent(max_overshoot))?;
-    }
-    if policy.mode != Mode::Split && policy.reserve != Reserve::default() {
-        let Reserve { rate, burst } = policy.reserve;
-        let (rate, burst) = (written_percent(rate), written_percent(burst));
-        writeln!(f, "    reserve: {{ rate: {rate}, burst: {burst} }}")?;
-    }
-    if !policy.weights.is_empty() {
-        f.write_str("    weights:\n")?;
-        policy
-            .weights
-            .iter()
-            .try_for_each(|(region, weight)| writeln!(f, "      {}: {weight}", Quoted(region)))?;
-    }
-    if policy.mode == Mode::Strict && policy.wait != Micros::from_duration(WAIT_DEFAULT) {
-        writeln!(f, "    wait: {}", written_time(policy.wait.to_duration()))?;
-    }
-    match policy.on_store_failure {
-        OnStoreFailure::Deny => {}
-        OnStoreFailure::Allow => f.write_str("    on_store_failure: allow\n")?,
-        OnStoreFailure::Local => f.write_str("    on_store_failure: local\n")?,
-    }
-    if policy.shadow {
-        f.write_str("    shadow: true\n")?;
-    }
-    Ok(())
+    format!("{amount}/{unit}")
 }
 
 /// A scalar: bare where that is sure to be read back as text, else in double quotes.

@@ -96,7 +96,7 @@ impl Reader<'_> {
         let region = self.region(&top, cluster.as_ref());
         let store = self.store(&top);
         let data_dir = top.read_or("data_dir", DATA_DIR.into(), self.faults, |t| path(self.folder, t));
-        let policies = self.optional(&top, "policies", |folder, t| path(folder, t));
+        let policies = self.optional(&top, "policies", path);
         let unmatched = top.read_or("unmatched", Unmatched::Allow, self.faults, |text| {
             choice(text, &[("allow", Unmatched::Allow), ("deny", Unmatched::Deny)])
         });

@@ -1,7 +1,7 @@
 //! Properties of the readers: nothing makes them panic, and what is printed is read back.
 
 use proptest::prelude::*;
-use quorate::config::{PolicyFile, policies, region};
+use quorate::config::{policies, print, region};
 use quorate::quota::amount::{Micros, TOKENS_MAX};
 use quorate::quota::policy::{
     KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, Share, TokenBucket, Unit, ValueMatch,
@@ -118,9 +118,14 @@ proptest! {
             .into_iter()
             .filter(|p| names.insert(p.name.clone()) && matches.insert((p.domain.clone(), p.matches.clone())))
             .collect();
-        let printed = PolicyFile(&all).to_string();
+        let printed = print::policies(&all);
         let read = policies::parse(Path::new("f.yaml"), &printed, None);
         prop_assert_eq!(read.as_ref().map_err(ToString::to_string), Ok(&all), "{}", printed);
+        for policy in &all {
+            let line = print::policy(policy);
+            let read = policies::parse(Path::new("f.yaml"), &format!("policies: [{line}]"), None);
+            prop_assert_eq!(read.as_deref().ok(), Some(std::slice::from_ref(policy)), "{}", line);
+        }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! `quorate validate`: what it prints, where, and how it ends.
 
-use quorate::cli::validate::{Args, Outcome, run};
+use quorate::cli::validate::{Args, Outcome, check};
 use std::path::PathBuf;
 
 fn validate(files: &[PathBuf], regions: &[&str], json: bool) -> (Outcome, String, String) {
     let args =
         Args { files: files.to_vec(), regions: regions.iter().map(ToString::to_string).collect(), json };
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let outcome = run(&args, &mut out, &mut err).unwrap();
+    let outcome = check(&args, &mut out, &mut err).unwrap();
     (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
