@@ -11,7 +11,7 @@ pub mod region;
 mod url;
 pub mod yaml;
 
-pub use decode::{Wrong, duration};
+pub use decode::Wrong;
 pub use fault::{ConfigError, Fault, Faults, Mark};
 
 use crate::quota::policy::RegionName;

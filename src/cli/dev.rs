@@ -287,7 +287,7 @@ fn example(key: &KeyMatch) -> String {
 }
 
 fn wan_rtt(text: &str) -> Result<Duration, String> {
-    config::duration(text, Duration::ZERO, WAN_RTT_MAX).map_err(|wrong| wrong.to_string())
+    config::duration(text, Duration::ZERO, WAN_RTT_MAX)
 }
 
 fn names(args: &Args) -> Vec<RegionName> {

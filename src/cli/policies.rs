@@ -1,7 +1,7 @@
 //! `quorate policies`: shows or changes the policies of a running cluster.
 
 use super::client;
-use crate::config::{self, PolicyFile};
+use crate::config;
 use crate::server::state::AppliedPolicies;
 use anyhow::{Context as _, bail};
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ fn diff(in_force: &str, file: &Path) -> anyhow::Result<ExitCode> {
         std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let meaning = |name: &Path, text: &str| -> anyhow::Result<Vec<String>> {
         let policies = config::policies::parse(name, text, None)?;
-        Ok(policies.iter().map(|p| PolicyFile(std::slice::from_ref(p)).to_string()).collect())
+        Ok(policies.iter().map(config::print::policy).collect())
     };
     let (old, new) = (meaning(Path::new("policies in force"), in_force)?, meaning(file, &text)?);
     for gone in old.iter().filter(|policy| !new.contains(policy)) {

@@ -70,7 +70,7 @@ impl AdminSource for Inner {
         let pool = self.raft.pool();
         let pool = pool.read();
         let policies: Vec<Policy> = pool.policies().map(|p| (**p.policy).clone()).collect();
-        (pool.version(), config::PolicyFile(&policies).to_string())
+        (pool.version(), config::print::policies(&policies))
     }
 
     fn apply(&self, change: PolicyChange) -> BoxFuture<'_, Result<AppliedPolicies, ApplyError>> {
