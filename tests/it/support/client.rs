@@ -1,7 +1,7 @@
 //! Callers: HTTP and gRPC, as a sidecar or a script would ask.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use serde_json::{Value, json};
@@ -103,13 +103,15 @@ impl Api {
 
     /// PUT of a YAML file.
     pub async fn put_yaml(&self, path: &str, yaml: &str) -> Result<Answer, String> {
-        let request = self.http.put(format!("{}{path}", self.url())).header("content-type", "application/yaml");
+        let request =
+            self.http.put(format!("{}{path}", self.url())).header("content-type", "application/yaml");
         self.send(request.body(yaml.to_owned())).await
     }
 
     /// POST of JSON.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Answer, String> {
-        let request = self.http.post(format!("{}{path}", self.url())).header("content-type", "application/json");
+        let request =
+            self.http.post(format!("{}{path}", self.url())).header("content-type", "application/json");
         self.send(request.body(body.to_string())).await
     }
 
@@ -120,8 +122,14 @@ impl Api {
     }
 
     /// `POST /v1/check` with descriptors; an answer must come.
-    pub async fn check_descriptors(&self, domain: &str, descriptors: &[&[(&str, &str)]], cost: i64) -> Answer {
-        let entries = |d: &&[(&str, &str)]| d.iter().map(|(k, v)| json!({"key": k, "value": v})).collect::<Vec<_>>();
+    pub async fn check_descriptors(
+        &self,
+        domain: &str,
+        descriptors: &[&[(&str, &str)]],
+        cost: i64,
+    ) -> Answer {
+        let entries =
+            |d: &&[(&str, &str)]| d.iter().map(|(k, v)| json!({"key": k, "value": v})).collect::<Vec<_>>();
         let descriptors: Vec<_> = descriptors.iter().map(entries).collect();
         let body = json!({"domain": domain, "descriptors": descriptors, "cost": cost});
         self.post("/v1/check", &body).await.unwrap_or_else(|why| panic!("/v1/check {body}: {why}"))
@@ -133,15 +141,17 @@ impl Api {
             let (status, headers) = (response.status().as_u16(), response.headers().clone());
             Ok(Answer { status, headers, text: response.text().await? })
         };
-        let answer: Result<Answer, reqwest::Error> =
-            tokio::time::timeout(ANSWER_WITHIN, whole).await.map_err(|_| format!("no answer in {ANSWER_WITHIN:?}"))?;
+        let answer: Result<Answer, reqwest::Error> = tokio::time::timeout(ANSWER_WITHIN, whole)
+            .await
+            .map_err(|_| format!("no answer in {ANSWER_WITHIN:?}"))?;
         answer.map_err(|e| format!("{e:?}"))
     }
 }
 
 /// The body of a check by attributes.
 pub fn check_body(domain: &str, attributes: &[(&str, &str)], cost: i64) -> Value {
-    let attributes: serde_json::Map<_, _> = attributes.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
+    let attributes: serde_json::Map<_, _> =
+        attributes.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
     json!({"domain": domain, "attributes": attributes, "cost": cost})
 }
 
@@ -158,7 +168,9 @@ impl Grpc {
     /// `ShouldRateLimit`
     pub async fn ask(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, tonic::Status> {
         let answer = tokio::time::timeout(ANSWER_WITHIN, self.0.should_rate_limit(request)).await;
-        answer.unwrap_or_else(|_| panic!("no answer over gRPC in {ANSWER_WITHIN:?}")).map(tonic::Response::into_inner)
+        answer
+            .unwrap_or_else(|_| panic!("no answer over gRPC in {ANSWER_WITHIN:?}"))
+            .map(tonic::Response::into_inner)
     }
 }
 
@@ -182,5 +194,7 @@ fn new_client() -> reqwest::Client {
 
 /// TLS that trusts nobody: test traffic stays on loopback, in the clear.
 fn no_tls() -> rustls::ClientConfig {
-    rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
+    rustls::ClientConfig::builder()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth()
 }

@@ -209,7 +209,8 @@ impl Daemon {
         yaml.push_str("policies: policies.yaml\n");
         yaml.push_str(&s.more);
         std::fs::write(self.config_file(), yaml).expect("region.yaml is written");
-        std::fs::write(self.folder.path().join("policies.yaml"), &s.policies).expect("policies.yaml is written");
+        std::fs::write(self.folder.path().join("policies.yaml"), &s.policies)
+            .expect("policies.yaml is written");
     }
 }
 

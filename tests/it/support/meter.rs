@@ -142,7 +142,10 @@ mod tests {
     fn admitted(history: &[(u64, u64)]) -> Vec<Admitted> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        history.iter().map(|(sent, took)| Admitted { sent: at(*sent), answered: at(sent + took), cost: 1 }).collect()
+        history
+            .iter()
+            .map(|(sent, took)| Admitted { sent: at(*sent), answered: at(sent + took), cost: 1 })
+            .collect()
     }
 
     fn naive(bound: &Bound, admitted: &[Admitted]) -> i128 {
@@ -184,7 +187,10 @@ mod tests {
     #[test]
     fn what_may_have_been_admitted_outside_a_window_is_no_breach() {
         let bound = Bound::per_second(0, 1);
-        assert!(bound.worst_excess(&admitted(&[(0, 100), (50, 100)])) > 0, "both are inside 0..150 for certain");
+        assert!(
+            bound.worst_excess(&admitted(&[(0, 100), (50, 100)])) > 0,
+            "both are inside 0..150 for certain"
+        );
         let bound = Bound::per_second(10, 1);
         assert!(bound.worst_excess(&admitted(&[(0, 100), (50, 100)])) <= 0, "they may be 100 ms apart");
     }

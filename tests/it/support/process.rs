@@ -23,7 +23,8 @@ impl Process {
         let out = File::options().create(true).append(true).open(&log).expect("the log file opens");
         let err = out.try_clone().expect("the log file opens twice");
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
-        let child = child.unwrap_or_else(|e| panic!("{name}: {:?} does not start: {e}", command.get_program()));
+        let child =
+            child.unwrap_or_else(|e| panic!("{name}: {:?} does not start: {e}", command.get_program()));
         Self { name: name.to_owned(), log, child }
     }
 

@@ -120,7 +120,11 @@ impl Redis {
             .await
             .map_err(|e| format!("redis-cli does not start: {e}"))?;
         let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
-        if output.status.success() { Ok(text) } else { Err(format!("{text} {}", String::from_utf8_lossy(&output.stderr))) }
+        if output.status.success() {
+            Ok(text)
+        } else {
+            Err(format!("{text} {}", String::from_utf8_lossy(&output.stderr)))
+        }
     }
 
     fn running(&self) -> &Process {
