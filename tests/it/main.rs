@@ -2,4 +2,7 @@
 //!
 //! Run by `./tests/run`, which installs what they need. What each module shows is in its own head.
 
+mod envoy;
+mod faults;
+mod region;
 mod support;
