@@ -2,7 +2,9 @@
 //!
 //! Run by `./tests/run`, which installs what they need. What each module shows is in its own head.
 
+mod cluster;
 mod envoy;
 mod faults;
 mod region;
 mod support;
+mod tidy;
