@@ -9,6 +9,10 @@
 #![cfg_attr(test, allow(clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod amount;
+pub mod borrower;
 pub mod bucket;
+pub mod demand;
+pub mod matching;
 pub mod policy;
 pub mod pool;
+pub mod verdict;
