@@ -250,8 +250,7 @@ impl<S: Store> Limiter<S> {
                 denial = Reason::NoLease;
             } else {
                 let after = Micros(self.core.lease_takes.load(Ordering::Relaxed));
-                elsewhere =
-                    Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
+                elsewhere = Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
             }
         }
         let names = (&*policy.policy, limit);
@@ -266,7 +265,8 @@ impl<S: Store> Limiter<S> {
             StoreError::Fenced => "fenced",
         });
         let limited = || held.iter().filter(|h| h.limit.is_some());
-        let denied = limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());
+        let denied =
+            limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());
         let local: Vec<&Held<'_>> =
             limited().filter(|h| h.policy.policy.on_store_failure == OnStoreFailure::Local).collect();
         let charges = local.iter().map(|h| h.take()).collect();

@@ -4,7 +4,7 @@ use crate::quota::amount::{DRIFT_PPM, Tokens};
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{
-    Limit, Mode, OnStoreFailure, Part, Policy, Reserve, RegionName, TokenBucket, Unit,
+    Limit, Mode, OnStoreFailure, Part, Policy, RegionName, Reserve, TokenBucket, Unit,
 };
 use crate::telemetry::{Metrics, PolicyMetrics};
 use std::collections::{BTreeMap, HashMap};

@@ -108,6 +108,9 @@ fn of_outage(bucket: BucketId, began: Micros) -> BucketId {
 
 impl std::fmt::Debug for Fallback {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fallback").field("since", &self.since).field("owing", &self.owing).finish_non_exhaustive()
+        f.debug_struct("Fallback")
+            .field("since", &self.since)
+            .field("owing", &self.owing)
+            .finish_non_exhaustive()
     }
 }

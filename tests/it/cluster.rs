@@ -1,7 +1,6 @@
 //! Three regions, each a daemon and a Redis of its own, and what must hold between them: the bound in any window, and
 //! that a limit is used as well as it can be, while lines are cut, leaders killed and stores wiped.
 
-use crate::support::client::Api;
 use crate::support::cluster::{Cluster, Plan, REGIONS};
 use crate::support::load::{Ask, History, Steady, flood};
 use crate::support::meter::Bound;
@@ -112,6 +111,23 @@ async fn regions_far_below_the_limit_are_never_denied() {
     assert!(sent >= 400, "{sent} of 450 were sent");
     assert_eq!(history.admitted("tenth").len(), sent, "{:?}", history.statuses("tenth"));
     Bound::per_second(100, 100).must_hold(&history.admitted("tenth"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demand_that_moves_finds_its_share_in_the_other_region() {
+    let cluster = Cluster::start(one_policy("{ rate: 60/s, burst: 60 }", "")).await;
+    let history = History::default();
+    let ask = Ask::new("all", "api", &[("tenant", "7")]);
+    let load = Steady::start(&ask, &cluster.apis(), &[90, 0, 0], &history);
+    admits(&history, "all", Some(0), 54, seconds(15)).await;
+    load.set(0, 0);
+    load.set(1, 90);
+    let moved = Instant::now();
+    // Two seconds of it have to be seen, and a few go by until the pool has followed.
+    admits(&history, "all", Some(1), 54, seconds(7)).await;
+    println!("90% in the other region, over two seconds, {:?} after the demand moved", moved.elapsed());
+    drop(load);
+    Bound::per_second(60, 60).must_hold(&history.admitted("all"));
 }
 
 /// The three modes side by side, 60/s and burst 60 each, a tenth of it reserve: 2/s and 2 tokens for each region.

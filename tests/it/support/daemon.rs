@@ -134,11 +134,6 @@ impl Daemon {
         process.ended(STOP_WITHIN).await
     }
 
-    /// Its region's name.
-    pub fn region(&self) -> &str {
-        &self.settings.region
-    }
-
     /// Asks its HTTP listener.
     pub fn api(&self) -> Api {
         Api::new(self.http)

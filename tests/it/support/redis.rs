@@ -106,11 +106,6 @@ impl Redis {
         format!("redis://{}", self.address)
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     async fn try_cli(&self, args: &[&str]) -> Result<String, String> {
         let port = self.address.port().to_string();
         let output = tokio::process::Command::new("redis-cli")
