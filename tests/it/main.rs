@@ -3,6 +3,7 @@
 //! Run by `./tests/run`, which installs what they need. What each module shows is in its own head.
 
 mod cluster;
+mod dev;
 mod envoy;
 mod faults;
 mod region;

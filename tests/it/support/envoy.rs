@@ -69,13 +69,13 @@ impl Drop for Envoy {
     }
 }
 
-/// `$QUORATE_ENVOY`, or the one that `./tests/run` has put under `target/tools`.
+/// `$ENVOY_BINARY`, or the one that `./tests/run` has put under `target/tools`.
 fn binary() -> PathBuf {
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/envoy/envoy/_bin/envoy");
-    let binary = std::env::var_os("QUORATE_ENVOY").map_or(installed, PathBuf::from);
+    let binary = std::env::var_os("ENVOY_BINARY").map_or(installed, PathBuf::from);
     assert!(
         binary.exists(),
-        "no Envoy at {}: run ./tests/run, which installs it, or set QUORATE_ENVOY to its path",
+        "no Envoy at {}: run ./tests/run, which installs it, or set ENVOY_BINARY to its path",
         binary.display()
     );
     binary
