@@ -332,15 +332,15 @@ async fn daemons_restarted_one_by_one_stay_within_the_bound() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wall_clocks_that_disagree_or_step_admit_nothing_extra() {
     let plan = one_policy("{ rate: 60/s, burst: 60 }", "");
-    let clocks = Some([("+0", "+2"), ("+7200", "-7200"), ("-2", "+0")]);
-    let mut cluster = Cluster::start(Plan { clocks, ..plan }).await;
+    let clocks = Some([(0, 2), (7_200, -7_200), (-2, 0)]);
+    let cluster = Cluster::start(Plan { clocks, ..plan }).await;
     let history = History::default();
     let ask = Ask::new("all", "api", &[("tenant", "7")]);
     let load = Steady::start(&ask, &cluster.apis(), &[30, 30, 30], &history);
     admits(&history, "all", None, 50, seconds(15)).await;
-    cluster.daemons[0].set_clock("+7200");
-    cluster.redis[0].set_clock("-7200");
-    cluster.redis[2].set_clock("+7200");
+    cluster.daemons[0].set_clock(7_200);
+    cluster.redis[0].set_clock(-7_200);
+    cluster.redis[2].set_clock(7_200);
     tokio::time::sleep(seconds(3)).await;
     admits(&history, "all", None, 50, 3 * LEASE).await;
     drop(load);

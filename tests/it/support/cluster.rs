@@ -30,8 +30,8 @@ pub struct Plan {
     pub policies: String,
     /// Round trip between any two regions.
     pub rtt: Duration,
-    /// Wall-clock offsets of each region's daemon and Redis, as libfaketime takes them.
-    pub clocks: Option<[(&'static str, &'static str); 3]>,
+    /// How far each region's daemon's and Redis' wall clocks are off, in seconds.
+    pub clocks: Option<[(i64, i64); 3]>,
 }
 
 impl Cluster {
@@ -53,7 +53,7 @@ impl Cluster {
                 more: String::new(),
                 env: Vec::new(),
                 peer: peers[i],
-                clock: plan.clocks.map(|clocks| clocks[i].0.to_owned()),
+                clock: plan.clocks.map(|clocks| clocks[i].0),
             });
             daemon.spawn();
             cluster.redis.push(redis);

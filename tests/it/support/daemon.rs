@@ -1,13 +1,14 @@
 //! A real `quorate serve` process.
 
 use super::client::Api;
+use super::clock::WrongClock;
 use super::process::Process;
 use super::{eventually, free_address, hold};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Output};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -36,8 +37,8 @@ pub struct Settings {
     pub env: Vec<(String, String)>,
     /// Where it listens for peers (links have to know before it runs).
     pub peer: SocketAddr,
-    /// A wall clock of its own, off by this much, as libfaketime takes it.
-    pub clock: Option<String>,
+    /// A wall clock of its own, off by so many seconds.
+    pub clock: Option<i64>,
 }
 
 impl Settings {
@@ -64,6 +65,7 @@ pub struct Daemon {
     http: SocketAddr,
     grpc: SocketAddr,
     admin: SocketAddr,
+    clock: Option<WrongClock>,
     process: Option<Process>,
 }
 
@@ -73,7 +75,8 @@ impl Daemon {
         let prefix = format!("quorate-{}-", settings.region);
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().expect("a temporary folder");
         let (http, grpc, admin) = (free_address(), free_address(), free_address());
-        let daemon = Self { settings, folder, http, grpc, admin, process: None };
+        let clock = settings.clock.map(|offset| WrongClock::new(folder.path(), offset));
+        let daemon = Self { settings, folder, http, grpc, admin, clock, process: None };
         daemon.write_config();
         daemon
     }
@@ -91,18 +94,16 @@ impl Daemon {
         let mut command = Command::new(QUORATE);
         command.arg("serve").arg("--config").arg(self.config_file());
         command.env("QUORATE_LOG", "info,quorate=debug").envs(self.settings.env.iter().cloned());
-        if let Some(clock) = &self.settings.clock {
-            let file = self.folder.path().join("clock");
-            std::fs::write(&file, clock).expect("the clock file is written");
-            fake_clock(&mut command, &file);
+        if let Some(clock) = &self.clock {
+            clock.give_to(&mut command);
         }
         let name = format!("quorate-{}", self.settings.region);
         self.process = Some(Process::start(&name, self.folder.path(), &mut command));
     }
 
     /// Steps the wall clock of one that was started with a clock of its own.
-    pub fn set_clock(&self, offset: &str) {
-        std::fs::write(self.folder.path().join("clock"), offset).expect("the clock file is written");
+    pub fn set_clock(&self, offset_seconds: i64) {
+        self.clock.as_ref().expect("it has a clock of its own").set(offset_seconds);
     }
 
     /// Waits until `/readyz` says so.
@@ -214,19 +215,4 @@ pub async fn quorate(args: &[&str]) -> Output {
     let run = tokio::process::Command::new(QUORATE).args(args).stdin(std::process::Stdio::null()).output();
     let output = tokio::time::timeout(Duration::from_secs(30), run).await;
     output.unwrap_or_else(|_| panic!("quorate {args:?} does not end")).expect("quorate starts")
-}
-
-/// Gives a process a wall clock (not a monotonic one) that runs at the offset in `file`, and follows it when it changes.
-pub fn fake_clock(command: &mut Command, file: &Path) {
-    let library = ["x86_64-linux-gnu", "aarch64-linux-gnu"]
-        .map(|arch| PathBuf::from(format!("/usr/lib/{arch}/faketime/libfaketime.so.1")))
-        .into_iter()
-        .find(|path| path.exists())
-        .expect("libfaketime is installed (./tests/run installs it: Debian's package `faketime`)");
-    command
-        .env("LD_PRELOAD", library)
-        .env("FAKETIME_TIMESTAMP_FILE", file)
-        .env("FAKETIME_NO_CACHE", "1")
-        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-        .env("DONT_FAKE_MONOTONIC", "1");
 }

@@ -4,6 +4,7 @@
 //! end of its log if the test failed. Nothing here sleeps for luck: it polls, with a deadline.
 
 pub mod client;
+pub mod clock;
 pub mod cluster;
 pub mod daemon;
 pub mod envoy;

@@ -1,5 +1,6 @@
 //! A real `redis-server` on its own port and folder.
 
+use super::clock::WrongClock;
 use super::process::Process;
 use super::{eventually, free_address};
 use rustix::process::Signal;
@@ -15,8 +16,7 @@ pub struct Redis {
     address: SocketAddr,
     folder: TempDir,
     process: Option<Process>,
-    /// Wall-clock offset, as libfaketime takes it (`-2h`), if its clock is to be wrong.
-    clock: Option<String>,
+    clock: Option<WrongClock>,
 }
 
 impl Redis {
@@ -33,10 +33,10 @@ impl Redis {
         redis
     }
 
-    /// One whose wall clock is off by this much, as libfaketime takes it; [`Redis::set_clock`] steps it.
-    pub async fn start_with_clock(offset: &str) -> Self {
+    /// One whose wall clock is off by so many seconds; [`Redis::set_clock`] steps it.
+    pub async fn start_with_clock(offset_seconds: i64) -> Self {
         let mut redis = Self::down();
-        redis.set_clock(offset);
+        redis.clock = Some(WrongClock::new(redis.folder.path(), offset_seconds));
         redis.up().await;
         redis
     }
@@ -52,8 +52,8 @@ impl Redis {
             .args(["--dbfilename", "dump.rdb"])
             .arg("--dir")
             .arg(self.folder.path());
-        if self.clock.is_some() {
-            super::daemon::fake_clock(&mut command, &self.clock_file());
+        if let Some(clock) = &self.clock {
+            clock.give_to(&mut command);
         }
         self.process = Some(Process::start("redis", self.folder.path(), &mut command));
         eventually("redis-server answers", START_WITHIN, || async {
@@ -81,9 +81,8 @@ impl Redis {
     }
 
     /// Steps the wall clock of one that was started with a clock of its own.
-    pub fn set_clock(&mut self, offset: &str) {
-        std::fs::write(self.clock_file(), offset).expect("the clock file is written");
-        self.clock = Some(offset.to_owned());
+    pub fn set_clock(&self, offset_seconds: i64) {
+        self.clock.as_ref().expect("it has a clock of its own").set(offset_seconds);
     }
 
     /// Writes its data to disk now, so that a restart brings it back as it was.
@@ -124,9 +123,5 @@ impl Redis {
 
     fn running(&self) -> &Process {
         self.process.as_ref().expect("redis-server is running")
-    }
-
-    fn clock_file(&self) -> std::path::PathBuf {
-        self.folder.path().join("clock")
     }
 }
