@@ -155,7 +155,8 @@ pub fn check_body(domain: &str, attributes: &[(&str, &str)], cost: i64) -> Value
     json!({"domain": domain, "attributes": attributes, "cost": cost})
 }
 
-/// A caller over gRPC.
+/// A caller over gRPC. Clones share the connection.
+#[derive(Clone)]
 pub struct Grpc(RateLimitServiceClient<Channel>);
 
 impl Grpc {

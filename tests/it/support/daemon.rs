@@ -169,6 +169,11 @@ impl Daemon {
         leader.and_then(Value::as_str).map(str::to_owned).ok_or_else(|| "no leader is known".to_owned())
     }
 
+    /// CPU time that it has used so far.
+    pub fn cpu(&self) -> Duration {
+        self.process.as_ref().map(Process::cpu).unwrap_or_default()
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         self.process.as_ref().map(Process::log).unwrap_or_default()

@@ -56,6 +56,15 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
+    /// CPU time that it has used so far, all its threads, user and system.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it is running");
+        // proc(5): the second field, the name, may hold anything up to the last parenthesis; utime and stime are 14 and 15.
+        let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+        Duration::from_millis(ticks * 1_000 / rustix::param::clock_ticks_per_second())
+    }
+
     /// Everything that it has written so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()

@@ -90,6 +90,11 @@ impl Redis {
         assert_eq!(self.cli(&["SAVE"]).await, "OK");
     }
 
+    /// CPU time that it has used so far.
+    pub fn cpu(&self) -> Duration {
+        self.running().cpu()
+    }
+
     /// Sends one command, as `redis-cli` does, and returns what it prints.
     pub async fn cli(&self, args: &[&str]) -> String {
         self.try_cli(args).await.unwrap_or_else(|why| panic!("redis-cli {args:?}: {why}"))
