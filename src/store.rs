@@ -71,6 +71,8 @@ pub struct Prepare {
     pub shape: Shape,
     /// What it is if the store has never seen it; `None`: full.
     pub unseen: Option<Unseen>,
+    /// The number of the ask that follows: from now on no [`Install`] with a smaller one has any effect.
+    pub seq: u64,
     /// Keep at most this burst of the lease ...
     pub hold_burst: Tokens,
     /// ... and at most this rate (as it was installed, discounted).

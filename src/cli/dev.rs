@@ -7,7 +7,7 @@ use crate::config::{
     self, Cluster, Config, Listen, Peer, PeerUrl, RedisConfig, RedisUrl, StoreConfig, Unmatched,
 };
 use crate::node::Node;
-use crate::quota::policy::{Policy, RegionName};
+use crate::quota::policy::{KeyMatch, Policy, RegionName, ValueMatch};
 use crate::telemetry;
 use crate::wan::Link;
 use anyhow::{Context as _, bail};
@@ -16,6 +16,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 /// What regions are called, in order; there can be no more.
@@ -26,8 +27,12 @@ const NAMES: [&str; 9] = [
 const PORTS_A_REGION: u16 = 10;
 /// The policies of the example, where no file is given.
 const EXAMPLE: &str = include_str!("../../config/policies.yaml");
+/// What it is called in messages.
+const EXAMPLE_NAME: &str = "the example policies";
 /// How long to wait for all regions to be ready before saying what they wait for.
 const READY_WITHIN: Duration = Duration::from_secs(20);
+/// The longest line between regions.
+const WAN_RTT_MAX: Duration = Duration::from_secs(2);
 /// Within this a decision needs an answer from a spawned Redis.
 const REDIS_TIMEOUT: Duration = Duration::from_millis(20);
 
@@ -44,7 +49,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = RedisKind::Embedded)]
     pub redis: RedisKind,
     /// Round trip between any two regions
-    #[arg(long, default_value = "80ms", value_parser = config::duration)]
+    #[arg(long, default_value = "80ms", value_parser = wan_rtt)]
     pub wan_rtt: Duration,
     /// Region i (from 0) listens at this + 10 i: +0 HTTP, +1 gRPC, +2 peer, +3 admin
     #[arg(long, default_value_t = 8000)]
@@ -69,8 +74,8 @@ pub enum RedisKind {
 /// If it cannot start.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let policies = match &args.policies {
-        Some(file) => config::policies::load(file).map_err(|faults| anyhow::anyhow!("{faults}"))?,
-        None => config::policies::parse(EXAMPLE).map_err(|_| anyhow::anyhow!("the example does not load"))?,
+        Some(file) => config::policies::load(file, Some(&names(args)))?,
+        None => config::policies::parse(Path::new(EXAMPLE_NAME), EXAMPLE, None)?,
     };
     let telemetry = telemetry::init(&telemetry::Options { region: "dev".into(), ..Default::default() })?;
     if std::env::var_os("QUORATE_LOG").is_none() {
@@ -140,7 +145,7 @@ impl Dev {
                 RedisKind::Embedded => StoreConfig::Embedded,
                 RedisKind::Spawn => {
                     let server = redis::Server::start(addr(args, me, 4), &dir.join("redis")).await?;
-                    let url = RedisUrl::parse(&server.url()).map_err(|why| anyhow::anyhow!("{why}"))?;
+                    let url = RedisUrl::from_str(&server.url()).map_err(|wrong| anyhow::anyhow!("redis-server: {wrong:?}"))?;
                     servers.push(server);
                     StoreConfig::Redis(RedisConfig { url, timeout: REDIS_TIMEOUT })
                 }
@@ -224,8 +229,7 @@ impl Dev {
         let me = std::env::args().next().unwrap_or_else(|| "quorate".into());
         if let (Some(first), Some(policy)) = (self.configs.first(), policies.first()) {
             let (http, admin) = (first.listen.http, first.listen.admin);
-            let values: Vec<String> =
-                policy.matches.iter().map(|m| format!("{}={}", m.key, m.value.example())).collect();
+            let values: Vec<String> = policy.matches.iter().map(example).collect();
             let values = values.join(" ");
             let last = self.configs.last().unwrap_or(first).listen.http;
             out += &format!(
@@ -263,6 +267,23 @@ fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir
         forward_auth: None,
         telemetry: config::Telemetry::default(),
     }
+}
+
+/// Attributes that match.
+fn example(key: &KeyMatch) -> String {
+    match &key.value {
+        ValueMatch::Exact(value) => format!("{}={value}", key.key),
+        ValueMatch::Prefix(prefix) => format!("{}={prefix}42", key.key),
+        ValueMatch::Any => format!("{}=42", key.key),
+    }
+}
+
+fn wan_rtt(text: &str) -> Result<Duration, String> {
+    config::duration(text, Duration::ZERO, WAN_RTT_MAX)
+}
+
+fn names(args: &Args) -> Vec<RegionName> {
+    (0..args.regions).map(name).collect()
 }
 
 fn name(region: u16) -> RegionName {

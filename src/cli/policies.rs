@@ -1,9 +1,10 @@
 //! `quorate policies`: shows or changes the policies of a running cluster.
 
 use super::client;
+use crate::config;
 use crate::server::state::AppliedPolicies;
 use anyhow::{Context as _, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Show or change the policies of a running cluster.
@@ -72,15 +73,13 @@ async fn show(http: &reqwest::Client, url: &str) -> anyhow::Result<String> {
 }
 
 /// Compares what the files mean, and prints what either has and the other has not.
-fn diff(in_force: &str, file: &std::path::Path) -> anyhow::Result<ExitCode> {
+fn diff(in_force: &str, file: &Path) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
-    let meaning = |name: &str, text: &str| -> anyhow::Result<Vec<String>> {
-        let policies = crate::config::policies::parse(text).map_err(|faults| {
-            anyhow::anyhow!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
-        })?;
-        Ok(policies.iter().map(|policy| format!("{policy:?}")).collect())
+    let meaning = |name: &Path, text: &str| -> anyhow::Result<Vec<String>> {
+        let policies = config::policies::parse(name, text, None)?;
+        Ok(policies.iter().map(config::print::policy).collect())
     };
-    let (old, new) = (meaning("the policies in force", in_force)?, meaning(&file.display().to_string(), &text)?);
+    let (old, new) = (meaning(Path::new("policies in force"), in_force)?, meaning(file, &text)?);
     for gone in old.iter().filter(|policy| !new.contains(policy)) {
         println!("- {gone}");
     }
@@ -94,7 +93,7 @@ async fn apply(
     args: &Args,
     http: &reqwest::Client,
     url: &str,
-    file: &std::path::Path,
+    file: &Path,
     dry_run: bool,
 ) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;

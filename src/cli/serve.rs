@@ -1,6 +1,6 @@
 //! `quorate serve`: one region's daemon.
 
-use crate::config::{self, Config, LogFormat};
+use crate::config::{self, Config, ConfigError, LogFormat};
 use crate::node::Node;
 use crate::telemetry::{self, Telemetry};
 use anyhow::Context as _;
@@ -23,11 +23,13 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let config = match config::load(&args.config) {
         Ok(config) => config,
-        Err(faults) => return Ok(refuse(&faults)),
+        Err(error) => return Ok(refuse(&error)),
     };
-    let policies = match config.policies.as_deref().map(config::policies::load).transpose() {
+    let regions = config.cluster.names();
+    let load = |file| config::policies::load(file, Some(&regions));
+    let policies = match config.policies.as_deref().map(load).transpose() {
         Ok(policies) => policies.unwrap_or_default(),
-        Err(faults) => return Ok(refuse(&faults)),
+        Err(error) => return Ok(refuse(&error)),
     };
     let telemetry = telemetry::init(&telemetry_options(&config))?;
     let runtime = control_runtime()?;
@@ -62,10 +64,13 @@ pub(super) fn telemetry_options(config: &Config) -> telemetry::Options {
     }
 }
 
-/// Prints every fault, one a line; the exit code of a "no".
-fn refuse(faults: &config::Faults) -> ExitCode {
-    eprintln!("{faults}");
-    ExitCode::from(super::NO)
+/// Prints every fault, one a line.
+fn refuse(error: &ConfigError) -> ExitCode {
+    eprintln!("{error}");
+    ExitCode::from(match error {
+        ConfigError::Invalid(_) => super::NO,
+        ConfigError::Unreadable { .. } => super::COULD_NOT,
+    })
 }
 
 async fn until_stopped(node: &Node, telemetry: &Telemetry) -> anyhow::Result<()> {

@@ -274,6 +274,25 @@ impl Table {
         }
     }
 
+    /// The buckets with most demand so far, at most `most`, and whether there are more.
+    pub fn busiest(&self, most: usize) -> (Vec<Arc<Tally>>, bool) {
+        let mut all: Vec<Arc<Tally>> = Vec::new();
+        for shard in &self.shards {
+            all.extend(lock(shard).values().cloned());
+        }
+        let more = all.len() > most;
+        let busy = |tally: &Arc<Tally>| {
+            let (admitted, refused) = tally.totals();
+            std::cmp::Reverse((admitted + refused, tally.bucket))
+        };
+        if more {
+            all.select_nth_unstable_by_key(most, busy);
+            all.truncate(most);
+        }
+        all.sort_unstable_by_key(busy);
+        (all, more)
+    }
+
     /// Takes the buckets that were poked.
     pub fn take_poked(&self) -> Vec<Arc<Tally>> {
         std::mem::take(&mut *lock(&self.poked))

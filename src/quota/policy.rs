@@ -66,6 +66,29 @@ pub enum ValueMatch {
     Any,
 }
 
+impl std::fmt::Display for KeyMatch {
+    /// As people write it: `tenant=*`, `op=search`, `path=/api/*`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.value {
+            ValueMatch::Exact(value) => write!(f, "{}={value}", self.key),
+            ValueMatch::Prefix(prefix) => write!(f, "{}={prefix}*", self.key),
+            ValueMatch::Any => write!(f, "{}=*", self.key),
+        }
+    }
+}
+
+impl std::fmt::Display for Limit {
+    /// As people write it: `10/s, burst 100`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TokenBucket(TokenBucket { amount, per, burst }) => {
+                write!(f, "{amount}/{}, burst {burst}", per.suffix())
+            }
+            Self::Unlimited => f.write_str("unlimited"),
+        }
+    }
+}
+
 /// What a policy allows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
@@ -120,6 +143,20 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// How it is written in a rate.
+    #[must_use]
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Second => "s",
+            Self::Minute => "m",
+            Self::Hour => "h",
+            Self::Day => "d",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
     /// Its length in seconds.
     #[must_use]
     pub const fn seconds(self) -> i64 {

@@ -404,6 +404,13 @@ mod tests {
     #[test]
     fn every_metric_is_in_the_text() {
         let metrics = Metrics::new("us-east");
+        // Families are not in the text before something has been counted.
+        metrics.unmatched("d");
+        metrics.store_error("unknown");
+        metrics.waited("met");
+        metrics.proposed("applied");
+        metrics.peer("eu-west", true);
+        let _ = metrics.policy("p", Mode::Strict);
         let text = metrics.encode().unwrap();
         for described in TABLE {
             assert!(text.contains(&format!("# HELP {}", described.name)), "{}", described.name);
@@ -458,10 +465,10 @@ mod tests {
         }
         let text = metrics.encode().unwrap();
         for line in [
-            "quorate_decision_seconds_bucket{le=\"0.0001\",region=\"r\"} 2",
-            "quorate_decision_seconds_bucket{le=\"0.00025\",region=\"r\"} 3",
-            "quorate_decision_seconds_bucket{le=\"0.05\",region=\"r\"} 4",
-            "quorate_decision_seconds_bucket{le=\"+Inf\",region=\"r\"} 5",
+            "quorate_decision_seconds_bucket{region=\"r\",le=\"0.0001\"} 2",
+            "quorate_decision_seconds_bucket{region=\"r\",le=\"0.00025\"} 3",
+            "quorate_decision_seconds_bucket{region=\"r\",le=\"0.05\"} 4",
+            "quorate_decision_seconds_bucket{region=\"r\",le=\"+Inf\"} 5",
             "quorate_decision_seconds_count{region=\"r\"} 5",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
