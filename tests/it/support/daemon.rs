@@ -170,6 +170,7 @@ impl Daemon {
     }
 
     /// CPU time that it has used so far.
+    #[allow(dead_code, reason = "for the benches")]
     pub fn cpu(&self) -> Duration {
         self.process.as_ref().map(Process::cpu).unwrap_or_default()
     }

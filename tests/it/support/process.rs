@@ -57,6 +57,7 @@ impl Process {
     }
 
     /// CPU time that it has used so far, all its threads, user and system.
+    #[allow(dead_code, reason = "for the benches")]
     pub fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it is running");
         // proc(5): the second field, the name, may hold anything up to the last parenthesis; utime and stime are 14 and 15.

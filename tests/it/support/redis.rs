@@ -91,6 +91,7 @@ impl Redis {
     }
 
     /// CPU time that it has used so far.
+    #[allow(dead_code, reason = "for the benches")]
     pub fn cpu(&self) -> Duration {
         self.running().cpu()
     }
