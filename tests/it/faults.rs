@@ -305,6 +305,9 @@ async fn a_frozen_redis_is_answered_for_in_time_and_recovered_from() {
     let (redis, daemon) = region(BY_FAILURE, "").await;
     serves_from_redis(&daemon, Duration::from_secs(10)).await;
     redis.freeze();
+    let in_time = || answers_by_failure(&daemon, Duration::from_millis(400));
+    // `local` begins with an empty bucket.
+    eventually("the freeze is answered as the policies say", Duration::from_secs(2), in_time).await;
     for _ in 0..10 {
         // The store's timeout of the tests is 150 ms.
         answers_by_failure(&daemon, Duration::from_millis(400))
