@@ -2,12 +2,16 @@
 
 mod changes;
 pub mod clock;
+mod log;
+mod machine;
+mod snapshot;
+mod types;
 
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -82,6 +86,14 @@ pub const ENTRY_BYTES_MAX: usize = 1_024 * 1_024;
 pub struct SharedPool(Arc<RwLock<Pool>>);
 
 impl SharedPool {
+    fn new(pool: Pool) -> Self {
+        Self(Arc::new(RwLock::new(pool)))
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Pool> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Locks it for reading. Entries wait meanwhile: read what you need, and do not hold this across an `await`.
     pub fn read(&self) -> RwLockReadGuard<'_, Pool> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
