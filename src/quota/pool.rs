@@ -20,7 +20,17 @@ impl Pool {
     /// Applies one committed log entry; the only door to the state.
     pub fn apply(&mut self, term: u64, entry: &Entry) -> Applied {
         self.term = term;
+        if entry.stamp.term != term {
+            return Applied { refused: true, ..Applied::default() };
+        }
         self.tau = self.tau.max(entry.stamp.tau);
+        for op in &entry.ops {
+            if let Op::Found { regions, .. } = op
+                && self.regions.is_empty()
+            {
+                self.regions.clone_from(regions);
+            }
+        }
         Applied::default()
     }
 

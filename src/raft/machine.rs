@@ -16,7 +16,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
-/// A snapshot is due after so many bytes of entries (or [`super::timing::SNAPSHOT_ENTRIES`] of them).
+/// A snapshot is due after so many bytes of entries (or [`super::LogLimits::snapshot_entries`] of them).
 const SNAPSHOT_LOG_BYTES: usize = 64 * 1_024 * 1_024;
 
 /// What the rest of the room sees of the machine.
