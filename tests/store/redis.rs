@@ -200,13 +200,13 @@ async fn a_second_daemon_takes_over_and_the_first_yields() {
 
 #[tokio::test]
 async fn a_clock_that_steps_is_a_loss_and_mints_nothing() {
-    let redis = Redis::start_faked().await;
+    let redis = Redis::start_with_a_clock().await;
     let (store, mut last) = full(&redis).await;
     let worker = worker(&store).await;
     let b = bucket(1, 1, 1_000);
     assert!(spend(&worker, b, 1_000).await.unwrap().0);
-    for offset in ["+7200s", "+10s", "-7200s"] {
-        redis.fake_time(offset);
+    for offset in [7_200_000, 10_000, -7_200_000] {
+        redis.set_clock(offset);
         let stepped = Instant::now();
         let next = loop {
             match spend(&worker, b, 100).await {
@@ -226,7 +226,7 @@ async fn a_clock_that_steps_is_a_loss_and_mints_nothing() {
         last = next;
     }
     // A small one is not.
-    redis.fake_time("-7199.9s");
+    redis.set_clock(-7_199_900);
     let until_it_was_seen = Instant::now() + Duration::from_secs(1);
     while Instant::now() < until_it_was_seen {
         assert!(!settled(&worker, b, 100).await.0);

@@ -7,6 +7,7 @@ use quorate::quota::bucket::{Shape, Unseen};
 use quorate::quota::policy::BucketId;
 use quorate::store::redis::{RedisConfig, RedisStore};
 use quorate::store::{Session, SessionState, Store, StoreError, Take, TakeCharge, Taken};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -23,7 +24,7 @@ pub struct Redis {
     pub dir: tempfile::TempDir,
     pub port: u16,
     args: Vec<String>,
-    faked: bool,
+    steps: bool,
 }
 
 impl Redis {
@@ -31,8 +32,8 @@ impl Redis {
         Self::launch(args, false).await
     }
 
-    /// Its clock can be moved by [`Self::fake_time`].
-    pub async fn start_faked() -> Self {
+    /// Its clock can be moved by [`Self::set_clock`].
+    pub async fn start_with_a_clock() -> Self {
         Self::launch(&[], true).await
     }
 
@@ -40,13 +41,13 @@ impl Redis {
     pub fn absent() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        Self { child: None, dir: tempfile::tempdir().unwrap(), port, args: Vec::new(), faked: false }
+        Self { child: None, dir: tempfile::tempdir().unwrap(), port, args: Vec::new(), steps: false }
     }
 
-    async fn launch(args: &[&str], faked: bool) -> Self {
+    async fn launch(args: &[&str], steps: bool) -> Self {
         let mut redis = Self::absent();
         redis.args = args.iter().map(ToString::to_string).collect();
-        redis.faked = faked;
+        redis.steps = steps;
         redis.run().await;
         redis
     }
@@ -59,13 +60,9 @@ impl Redis {
             .args(&self.args)
             .current_dir(self.dir.path())
             .stdout(Stdio::null());
-        if self.faked {
-            self.fake_time("+0s");
-            command
-                .env("LD_PRELOAD", faketime())
-                .env("FAKETIME_TIMESTAMP_FILE", self.dir.path().join("time"))
-                .env("FAKETIME_NO_CACHE", "1")
-                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        if self.steps {
+            self.set_clock(0);
+            command.env("LD_PRELOAD", self.step_clock()).env("STEP_CLOCK", self.dir.path().join("clock"));
         }
         self.child = Some(command.spawn().expect("redis-server is needed for these tests"));
         let end = Instant::now() + PATIENCE;
@@ -75,11 +72,22 @@ impl Redis {
         }
     }
 
-    /// Offset of its clock, as libfaketime writes it (`+7200s`).
-    pub fn fake_time(&self, offset: &str) {
-        let (new, file) = (self.dir.path().join("time.new"), self.dir.path().join("time"));
-        std::fs::write(&new, offset).unwrap();
-        std::fs::rename(new, file).unwrap();
+    /// Sets how far its clock is ahead of ours.
+    pub fn set_clock(&self, ms: i64) {
+        let path = self.dir.path().join("clock");
+        let mut file =
+            std::fs::OpenOptions::new().create(true).write(true).truncate(false).open(path).unwrap();
+        file.write_all(&(ms * 1_000).to_ne_bytes()).unwrap();
+    }
+
+    /// Builds what makes its clock movable.
+    fn step_clock(&self) -> PathBuf {
+        let library = self.dir.path().join("step_clock.so");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/store/step_clock.c");
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+        assert!(built.expect("a C compiler is needed for this test").success());
+        library
     }
 
     async fn answers(&self) -> bool {
@@ -134,14 +142,6 @@ impl Drop for Redis {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-fn faketime() -> PathBuf {
-    let found = std::fs::read_dir("/usr/lib").unwrap().filter_map(Result::ok).find_map(|entry| {
-        let library = entry.path().join("faketime/libfaketime.so.1");
-        library.exists().then_some(library)
-    });
-    found.expect("libfaketime is needed for this test (apt-get install libfaketime)")
 }
 
 /// Runs a command by its name.
