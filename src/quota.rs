@@ -12,5 +12,8 @@ pub mod amount;
 pub mod borrower;
 pub mod bucket;
 pub mod demand;
+pub mod guarantee;
+pub mod matching;
 pub mod policy;
 pub mod pool;
+pub mod verdict;

@@ -82,6 +82,8 @@ struct Slice {
 struct Out {
     sent: Sent,
     seq: u64,
+    /// It is known never to have had, nor to get, an effect: no answer is awaited.
+    void: bool,
 }
 
 /// When an ask was made, before it was first sent.
@@ -280,11 +282,12 @@ impl Borrower {
             slice.rate = slice.rate.min(plan.hold_rate.or_zero());
         }
         let (held_burst, held_rate) = self.slice.map_or_else(Default::default, |s| (s.burst, s.rate));
-        if self.out.is_some() {
+        if self.out.is_some_and(|out| !out.void) {
             self.backoff = (self.backoff + self.backoff).clamp(BACKOFF_MIN, BACKOFF_MAX);
         }
         self.seq = self.next_seq();
-        self.out = Some(Out { seq: self.seq, sent: Sent { mono: sending.now, store: sending.store_now } });
+        let sent = Sent { mono: sending.now, store: sending.store_now };
+        self.out = Some(Out { seq: self.seq, sent, void: false });
         self.last_ask = sending.now;
         self.next_ask = sending.now + GAP_MIN;
         Ask {
@@ -305,6 +308,20 @@ impl Borrower {
             quantum: plan.quantum,
             seen: sending.seen,
             age: sending.age.or_zero(),
+        }
+    }
+
+    /// Is an ask out whose answer may still come?
+    #[must_use]
+    pub fn is_out(&self) -> bool {
+        self.out.is_some_and(|out| !out.void)
+    }
+
+    /// The ask that is out was not sent, or was refused whole: it has had no effect, and never will. Another one may take its
+    /// place soon. (What it gave up in the store is gone all the same.)
+    pub fn came_to_nothing(&mut self) {
+        if let Some(out) = &mut self.out {
+            out.void = true;
         }
     }
 
@@ -354,7 +371,9 @@ impl Borrower {
     #[must_use]
     pub fn next_look(&self, now: Micros) -> Micros {
         let renew = self.slice.map(|s| self.renew_at(&s).min(now + self.self_check));
-        let answer = self.out.map(|out| out.sent.mono + ANSWER_TIMEOUT + self.backoff);
+        let answer = self
+            .out
+            .map(|out| if out.void { self.next_ask } else { out.sent.mono + ANSWER_TIMEOUT + self.backoff });
         let again = self.starved.then_some(self.next_ask.max(self.last_ask + self.gap));
         let causes = [renew, answer, again].into_iter().flatten();
         causes.min().unwrap_or(now + IDLE).max(now + LOOK_MIN + LOOK_MIN)
@@ -395,7 +414,7 @@ impl Borrower {
     }
 
     fn awaits_answer(&self, now: Micros) -> bool {
-        self.out.is_some_and(|out| now < out.sent.mono + ANSWER_TIMEOUT + self.backoff)
+        self.out.is_some_and(|out| !out.void && now < out.sent.mono + ANSWER_TIMEOUT + self.backoff)
     }
 
     /// Half the lease: time to renew it.
