@@ -2,7 +2,6 @@
 
 use clap::Parser;
 use quorate::cli::{self, Cli, Command};
-use std::io;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -17,11 +16,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => cli::serve::run(&args),
         Command::Dev(args) => cli::dev::run(&args),
         Command::Check(args) => cli::check::run(&args),
-        Command::Validate(args) => {
-            cli::validate::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock())
-                .map(ExitCode::from)
-                .map_err(Into::into)
-        }
+        Command::Validate(args) => return cli::validate::run(&args),
         Command::Policies(args) => cli::policies::run(&args),
         Command::Status(args) => cli::status::run(&args),
     };

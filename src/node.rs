@@ -231,12 +231,11 @@ fn wall_micros() -> Micros {
 }
 
 async fn serve_peers(raft: Raft, listener: std::net::TcpListener, fail: watch::Sender<Option<String>>) {
-    let served = match tokio::net::TcpListener::from_std(listener) {
+    match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => raft.serve_peers(listener).await,
-        Err(error) => Err(RaftError::Config(error.to_string())),
-    };
-    if let Err(error) = served {
-        fail.send_replace(Some(format!("peer listener: {error}")));
+        Err(error) => {
+            fail.send_replace(Some(format!("peer listener: {error}")));
+        }
     }
 }
 

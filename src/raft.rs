@@ -2,16 +2,29 @@
 
 mod changes;
 pub mod clock;
+mod data_dir;
+mod log;
+mod machine;
+mod network;
+mod node;
+mod propose;
+mod snapshot;
+mod timing;
+mod types;
 
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::time::Instant;
 
 pub use changes::{ChangeFeed, Changes};
+
+use node::Node;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::{Instant as _, ServerState};
 
 /// How one region takes part.
 #[derive(Clone, Debug)]
@@ -33,6 +46,21 @@ pub struct RaftConfig {
 /// The longest round trip between regions that is assumed where nobody says otherwise.
 pub const RTT_MAX_DEFAULT: Duration = Duration::from_millis(250);
 
+/// When the log is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogLimits {
+    /// A snapshot is due after so many entries (or 64 MiB of them).
+    pub snapshot_entries: u64,
+    /// Entries kept behind a snapshot, for followers that are a little late.
+    pub entries_kept: u64,
+}
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self { snapshot_entries: 8_192, entries_kept: 1_024 }
+    }
+}
+
 /// PEM files for mutual TLS between regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerTls {
@@ -50,6 +78,44 @@ pub enum RaftError {
     /// The configuration cannot work.
     #[error("{0}")]
     Config(String),
+    /// The data directory is not this region's.
+    #[error("data_dir {}: {what}", path.display())]
+    DataDir {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong, and how to mend it.
+        what: String,
+    },
+    /// The data directory is empty, and a peer knows this region with data.
+    #[error(
+        "data_dir {}: it is empty, but `{peer}` has met this region with data; restore the directory (a region that lost its log may not vote again under the same name; if the cluster never held anything, empty the data_dir of every region)",
+        path.display()
+    )]
+    DataLost {
+        /// The directory.
+        path: PathBuf,
+        /// The region that remembers.
+        peer: RegionName,
+    },
+    /// The log or every snapshot is damaged, or another process has them open.
+    #[error("data_dir {}: {what}; stop what else uses it, or restore the directory as a whole", path.display())]
+    Storage {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Leadership was not handed over.
+    #[error("leadership was not handed over: {0}")]
+    Transfer(String),
 }
 
 /// Why a proposal has no result.
@@ -82,6 +148,14 @@ pub const ENTRY_BYTES_MAX: usize = 1_024 * 1_024;
 pub struct SharedPool(Arc<RwLock<Pool>>);
 
 impl SharedPool {
+    fn new(pool: Pool) -> Self {
+        Self(Arc::new(RwLock::new(pool)))
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Pool> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Locks it for reading. Entries wait meanwhile: read what you need, and do not hold this across an `await`.
     pub fn read(&self) -> RwLockReadGuard<'_, Pool> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
@@ -115,7 +189,7 @@ pub enum Role {
 /// A snapshot of Raft's state, for people and for readiness.
 #[derive(Clone, Debug)]
 pub struct RaftStatus {
-    /// openraft's node id.
+    /// Its node id.
     pub id: u64,
     /// This region.
     pub region: RegionName,
@@ -123,7 +197,7 @@ pub struct RaftStatus {
     pub role: Role,
     /// Who leads, as far as this region knows.
     pub leader: Option<RegionName>,
-    /// Raft's term.
+    /// Raft's term. (The pool's is another number: it grows with every leader, and Raft's may have two.)
     pub term: u64,
     /// Index of the last entry in the log.
     pub last_log: Option<u64>,
@@ -158,79 +232,159 @@ pub struct PeerStatus {
     pub matched: Option<u64>,
 }
 
-/// One region's part in the cluster. Cheap to clone; all clones are the same node.
+/// One region's part in the cluster. Cheap to clone; all clones are the same node, which goes on until
+/// [`Self::shutdown`].
 #[derive(Clone, Debug)]
-pub struct Raft {}
+pub struct Raft {
+    node: Arc<Node>,
+}
 
 impl Raft {
     /// Opens or creates the data directory, joins or founds the cluster, and returns at once: a leader may be elected
-    /// only later. On first start every region founds the cluster with the same voters, and whichever becomes leader
-    /// gives it its regions and `first_policies`. Serve [`Self::peer_router`] (or [`Self::serve_peers`]) from then on.
+    /// only later. When the cluster is new, one region initialises it as soon as a majority can be reached, and whichever
+    /// becomes leader gives it its regions and `first_policies`. Serve [`Self::serve_peers`] (or [`Self::peer_router`])
+    /// from then on. Needs a tokio runtime, and runs on it.
     ///
     /// # Errors
     /// If the configuration cannot work, the data directory belongs to another region or is damaged, or the directory is
     /// empty though a peer knows this region as one that has data.
-    pub async fn start(_config: RaftConfig, _first_policies: Vec<Policy>) -> Result<Self, RaftError> {
-        unimplemented!()
+    pub async fn start(config: RaftConfig, first_policies: Vec<Policy>) -> Result<Self, RaftError> {
+        Self::start_with(config, first_policies, LogLimits::default()).await
+    }
+
+    /// The same, with other limits on the log.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub async fn start_with(
+        config: RaftConfig,
+        first_policies: Vec<Policy>,
+        limits: LogLimits,
+    ) -> Result<Self, RaftError> {
+        Ok(Self { node: Node::start(config, first_policies, limits).await? })
     }
 
     /// Proposes operations, in one entry, from any region; returns what that entry did when it was applied by the
-    /// leader (the entry may hold other regions' operations too).
+    /// leader (the entry may hold other regions' operations too). What certainly did not happen is tried again until
+    /// `deadline`.
     ///
     /// # Errors
     /// See [`ProposeError`].
-    pub async fn propose(&self, _ops: Vec<Op>, _deadline: Instant) -> Result<Applied, ProposeError> {
-        unimplemented!()
+    pub async fn propose(&self, ops: Vec<Op>, deadline: Instant) -> Result<Applied, ProposeError> {
+        self.node.propose(ops, deadline).await.map(Arc::unwrap_or_clone)
     }
 
     /// This region's replica of the pool.
     #[must_use]
     pub fn pool(&self) -> SharedPool {
-        unimplemented!()
+        self.node.replica.pool.clone()
     }
 
     /// What is applied on this replica from now on. A slow reader misses nothing and costs bounded memory.
     #[must_use]
     pub fn changes(&self) -> ChangeFeed {
-        unimplemented!()
+        self.node.replica.feeds.subscribe()
     }
 
     /// The newest stamp applied here, and when.
     #[must_use]
     pub fn applied_at(&self) -> AppliedAt {
-        unimplemented!()
+        self.node.replica.applied_at()
     }
 
     /// The state of this node and what it knows of the others.
     #[must_use]
     pub fn status(&self) -> RaftStatus {
-        unimplemented!()
+        status(&self.node)
     }
 
-    /// Hands leadership to another region; returns once that region leads.
+    /// Hands leadership to another region; returns once this region sees that one lead.
     ///
     /// # Errors
     /// If this region does not lead, the other is no voter, or it did not take over within two election timeouts.
-    pub async fn transfer_leader(&self, _to: &RegionName) -> Result<(), RaftError> {
-        unimplemented!()
+    pub async fn transfer_leader(&self, to: &RegionName) -> Result<(), RaftError> {
+        let refuse = |why: String| Err(RaftError::Transfer(why));
+        let metrics = self.node.raft.server_metrics().borrow_watched().clone();
+        if metrics.state != ServerState::Leader {
+            return refuse(match self.node.leader() {
+                Some((_, leader)) => format!("`{leader}` leads; ask there"),
+                None => "nobody leads at the moment; try again".into(),
+            });
+        }
+        let members = metrics.membership_config.membership();
+        let Some(id) = members.voter_ids().find(|id| members.get_node(id).is_some_and(|n| n.region == *to))
+        else {
+            return refuse(format!("`{to}` is not a voter of this cluster"));
+        };
+        self.node.raft.trigger().transfer_leader(id).await.map_err(|e| RaftError::Transfer(e.to_string()))?;
+        let patience = self.node.client.timing.election_max() * 2;
+        let seen = self.node.raft.wait(Some(patience)).current_leader(id, "leadership handed over").await;
+        seen.map(drop)
+            .or_else(|_| refuse(format!("`{to}` did not take over in time; this region may lead again")))
+    }
+
+    /// Reads the TLS files again, for connections from now on.
+    ///
+    /// # Errors
+    /// If they cannot be used; then nothing changes.
+    pub fn reload_tls(&self) -> Result<(), RaftError> {
+        self.node.reload_tls()
     }
 
     /// Stops taking part; what was acknowledged is on disk.
     pub async fn shutdown(&self) {
-        unimplemented!()
+        self.node.shutdown().await;
     }
 
-    /// The peer wire's routes.
+    /// The peer wire's routes (HTTP/2). Whoever serves them sees to TLS and to who may connect; [`Self::serve_peers`] does.
     pub fn peer_router(&self) -> axum::Router {
-        unimplemented!()
+        network::server::router(Arc::clone(&self.node))
     }
 
     /// Serves the peer wire on `listener`, with mutual TLS if configured, until [`Self::shutdown`]. Bounded connections
     /// and handshakes; without TLS only loopback peers are let in.
-    ///
-    /// # Errors
-    /// If the TLS files cannot be read.
-    pub async fn serve_peers(&self, _listener: tokio::net::TcpListener) -> Result<(), RaftError> {
-        unimplemented!()
+    pub async fn serve_peers(&self, listener: tokio::net::TcpListener) {
+        network::server::serve(Arc::clone(&self.node), listener).await;
+    }
+}
+
+fn status(node: &Node) -> RaftStatus {
+    let metrics = node.raft.metrics().borrow_watched().clone();
+    let members = metrics.membership_config.membership();
+    let silence = node.client.timing.silence();
+    let peer = |peer: Arc<network::peers::Peer>| {
+        let id = members.nodes().find(|(_, node)| node.region == peer.region).map(|(&id, _)| id);
+        let matched =
+            metrics.replication.as_ref().zip(id).and_then(|(all, id)| all.get(&id).copied().flatten());
+        PeerStatus {
+            region: peer.region.clone(),
+            url: peer.url.clone(),
+            voter: id.is_some_and(|id| members.voter_ids().any(|voter| voter == id)),
+            reachable: peer.reachable(silence),
+            rtt: peer.rtt(),
+            matched: matched.map(|log_id| log_id.index),
+        }
+    };
+    let fault = node.fault();
+    RaftStatus {
+        id: metrics.id,
+        region: node.client.peers.me.region.clone(),
+        role: match metrics.state {
+            _ if fault.is_some() => Role::Stopped,
+            ServerState::Leader => Role::Leader,
+            ServerState::Follower => Role::Follower,
+            ServerState::Candidate => Role::Candidate,
+            ServerState::Learner => Role::Learner,
+            ServerState::Shutdown => Role::Stopped,
+        },
+        leader: node.leader().map(|(_, region)| region),
+        term: metrics.current_term,
+        last_log: metrics.last_log_index,
+        committed: metrics.cluster_committed.map(|log_id| log_id.index),
+        applied: metrics.last_applied.map(|log_id| log_id.index),
+        snapshot: metrics.snapshot.map(|log_id| log_id.index),
+        since_quorum_ack: metrics.last_quorum_acked.map(|acked| acked.elapsed()),
+        peers: node.client.peers.all().into_iter().map(peer).collect(),
+        fault,
     }
 }

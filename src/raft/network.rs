@@ -1,0 +1,8 @@
+//! The wire between regions: HTTP/2, postcard bodies behind a version byte, mutual TLS.
+
+pub(super) mod append;
+pub(super) mod client;
+pub(super) mod peers;
+pub(super) mod server;
+pub(super) mod tls;
+pub(super) mod wire;

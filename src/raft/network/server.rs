@@ -1,0 +1,335 @@
+//! The answering end of the wire.
+
+use super::client::STREAM_WINDOW;
+use super::wire::{
+    self, APPLIED_BYTES_MAX, CALL_BYTES_MAX, Frames, HelloReply, PROPOSE_BYTES_MAX, Propose, ProposeFault,
+    ProposeReply, Refusal, SnapshotHead, WireError, header, path,
+};
+use crate::raft::node::Node;
+use crate::raft::types::{AppendRequest, TypeConfig};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use futures::{Stream, StreamExt};
+use http::{HeaderMap, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use openraft::raft::{TransferLeaderRequest, VoteRequest};
+use openraft::storage::Snapshot;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+/// Connections at once: a few for each region, with room for reconnecting.
+const CONNECTIONS_MAX: usize = 256;
+/// Streams at once on one of them.
+const STREAMS_MAX: u32 = 512;
+/// For a TLS handshake, and for the body of a small call to arrive.
+const ARRIVAL: Duration = Duration::from_secs(10);
+/// For the next bytes of a snapshot.
+const STALL: Duration = Duration::from_secs(15);
+/// A proposal waits no longer than this, whatever its caller says.
+const PROPOSE_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Connections finish what they do within this when the node stops.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// The routes, each behind a look at who calls.
+pub(crate) fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route(path::HELLO, post(hello))
+        .route(path::VOTE, post(vote))
+        .route(path::PRE_VOTE, post(pre_vote))
+        .route(path::APPEND, post(append))
+        .route(path::APPEND_STREAM, post(append_stream))
+        .route(path::SNAPSHOT, post(snapshot))
+        .route(path::TRANSFER, post(transfer_leader))
+        .route(path::PROPOSE, post(propose))
+        .layer(middleware::from_fn_with_state(Arc::clone(&node), admit))
+        .with_state(node)
+}
+
+/// Accepts connections until the node stops.
+pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut stopping = node.stopping();
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let accepted = tokio::select! {
+            accepted = accept(&listener, &permits) => accepted,
+            _ = stopping.wait_for(|stop| *stop) => break,
+        };
+        let Some((stream, peer, permit)) = accepted else {
+            // Out of file descriptors, or the caller has gone again: do not spin.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let node = Arc::clone(&node);
+        connections.spawn(async move {
+            connection(node, stream, peer).await;
+            drop(permit);
+        });
+    }
+    let _ = timeout(DRAIN, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+) -> Option<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
+    let permit = Arc::clone(permits).acquire_owned().await.ok()?;
+    let (stream, peer) = listener.accept().await.ok()?;
+    Some((stream, peer, permit))
+}
+
+async fn connection(node: Arc<Node>, stream: TcpStream, peer: SocketAddr) {
+    let _ = stream.set_nodelay(true);
+    match node.tls() {
+        Some(config) => {
+            match timeout(ARRIVAL, tokio_rustls::TlsAcceptor::from(config).accept(stream)).await {
+                Ok(Ok(stream)) => http2(node, stream).await,
+                failed if node.client.peers.may_log_refusal() => {
+                    let fault = failed.map_or("it timed out".to_owned(), |e| format!("{:?}", e.err()));
+                    tracing::error!(%peer, fault, "a peer's TLS handshake failed");
+                }
+                _ => (),
+            }
+        }
+        None if peer.ip().is_loopback() => http2(node, stream).await,
+        None => {
+            if node.client.peers.may_log_refusal() {
+                tracing::error!(%peer, "refused a peer: without peer_tls only loopback peers are let in");
+            }
+        }
+    }
+}
+
+async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin) {
+    let mut stopping = node.stopping();
+    let timing = node.client.timing;
+    let service = TowerToHyperService::new(router(node));
+    let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW * 2)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(16 * 1_024)
+        .keep_alive_interval(timing.ping() * 5)
+        .keep_alive_timeout(timing.keep_alive() * 2)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => {
+            if let Err(fault) = ended {
+                tracing::debug!(%fault, "a peer's connection ended");
+            }
+            return;
+        }
+        _ = stopping.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = timeout(DRAIN, connection).await;
+}
+
+/// Nothing is done for a caller that is not a peer of this cluster, or not the one that it was.
+async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
+    let peers = &node.client.peers;
+    let mut response = match peers.admit(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => {
+            if peers.may_log_refusal() {
+                log_refusal(request.headers(), refusal);
+            }
+            (StatusCode::CONFLICT, [(header::REFUSED, refusal.name())]).into_response()
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::INSTANCE, peers.me.instance.into());
+    if let Ok(region) = peers.me.region.parse() {
+        headers.insert(header::REGION, region);
+    }
+    response
+}
+
+fn log_refusal(headers: &HeaderMap, refusal: Refusal) {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("?");
+    tracing::error!(
+        refusal = refusal.name(),
+        region = text(header::REGION),
+        cluster = text(header::CLUSTER),
+        protocol = text(header::PROTOCOL),
+        meant_for = text(header::TO),
+        "refused a peer"
+    );
+}
+
+async fn hello(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let _: wire::Hello = read(body, CALL_BYTES_MAX).await?;
+    answer(&HelloReply {
+        founding: node.founding,
+        initialized: node.raft.is_initialized().await.map_err(|_| Fault::Stopped)?,
+        leader: node.leader().map(|(_, region)| region),
+    })
+}
+
+async fn vote(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let request: VoteRequest<TypeConfig> = read(body, CALL_BYTES_MAX).await?;
+    answer(&node.raft.vote(request).await.map_err(|_| Fault::Stopped)?)
+}
+
+async fn pre_vote(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let request: VoteRequest<TypeConfig> = read(body, CALL_BYTES_MAX).await?;
+    answer(&node.raft.pre_vote(request).await.map_err(|_| Fault::Stopped)?)
+}
+
+async fn append(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let request: AppendRequest = read(body, wire::APPEND_BYTES_MAX).await?;
+    answer(&node.raft.append_entries(request).await.map_err(|_| Fault::Stopped)?)
+}
+
+async fn transfer_leader(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let request: TransferLeaderRequest<TypeConfig> = read(body, CALL_BYTES_MAX).await?;
+    answer(&node.raft.handle_transfer_leader(request).await.map_err(|_| Fault::Stopped)?)
+}
+
+/// Batches come in, answers go out, in order, for as long as both sides like.
+async fn append_stream(State(node): State<Arc<Node>>, body: Body) -> Response {
+    let batches = batches(Frames::new(body.into_data_stream(), wire::APPEND_BYTES_MAX));
+    let answers = node.raft.stream_append(batches).map(|reply| match reply {
+        Ok(reply) => wire::frame(&reply).map_err(std::io::Error::other),
+        Err(stopped) => Err(std::io::Error::other(stopped)),
+    });
+    Body::from_stream(answers).into_response()
+}
+
+fn batches<S, E>(frames: Frames<S>) -> impl Stream<Item = AppendRequest>
+where
+    S: Stream<Item = Result<Bytes, E>> + Unpin,
+    E: std::fmt::Display,
+{
+    futures::stream::unfold(frames, |mut frames| async {
+        match frames.next().await?.and_then(|body| wire::decode(&body)) {
+            Ok(batch) => Some((batch, frames)),
+            Err(WireError::Broken(fault)) => {
+                tracing::debug!(fault, "a stream of entries broke");
+                None
+            }
+            Err(fault) => {
+                tracing::error!(%fault, "a peer sent entries that make no sense; the stream is closed");
+                None
+            }
+        }
+    })
+}
+
+async fn propose(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let Propose { ops, wait_ms, hops } = read(body, PROPOSE_BYTES_MAX).await?;
+    let deadline = Instant::now() + Duration::from_millis(wait_ms).min(PROPOSE_WAIT_MAX);
+    let outcome = node.propose_once(&Arc::new(ops), deadline, hops).await;
+    let reply: ProposeReply = outcome.map_err(ProposeFault::from);
+    let encoded = answer(&reply)?;
+    if encoded.len() > APPLIED_BYTES_MAX {
+        // It has happened; the caller learns the rest from its own replica.
+        return answer::<ProposeReply>(&Err(ProposeFault::Unknown));
+    }
+    Ok(encoded)
+}
+
+/// Takes a whole snapshot into a file of its own, then gives it to openraft.
+async fn snapshot(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let _one = node.receiving.try_acquire().map_err(|_| Fault::Busy)?;
+    let mut frames = Frames::new(body.into_data_stream(), CALL_BYTES_MAX);
+    let head = stalled(frames.next()).await?.ok_or(WireError::Short)??;
+    let head: SnapshotHead = wire::decode(&head)?;
+    let (mut chunk, mut rest) = frames.into_rest();
+    let mut incoming = node.snapshots.incoming().map_err(Fault::disk)?;
+    let mut bytes = 0_u64;
+    loop {
+        bytes = bytes.saturating_add(u64::try_from(chunk.len()).unwrap_or(u64::MAX));
+        if bytes > head.bytes {
+            return Err(WireError::Malformed(postcard::Error::DeserializeBadEncoding).into());
+        }
+        let write = move || incoming.write_all(&chunk).map(|()| incoming);
+        incoming =
+            tokio::task::spawn_blocking(write).await.map_err(|_| Fault::Stopped)?.map_err(Fault::disk)?;
+        match stalled(rest.next()).await? {
+            Some(next) => chunk = next.map_err(|e| WireError::Broken(e.to_string()))?,
+            None => break,
+        }
+    }
+    if bytes != head.bytes {
+        return Err(WireError::Short.into());
+    }
+    // Checked here, so that a damaged one is the sender's trouble and does not stop this node.
+    let check = move || {
+        let file = incoming.complete()?;
+        let (meta, _) = file.decode()?;
+        Ok::<_, std::io::Error>((file, meta))
+    };
+    let checked = tokio::task::spawn_blocking(check).await.map_err(|_| Fault::Stopped)?;
+    let (snapshot, meta) = checked.map_err(Fault::disk)?;
+    if meta != head.meta {
+        return Err(WireError::Malformed(postcard::Error::DeserializeBadEncoding).into());
+    }
+    let installed = node.raft.install_full_snapshot(head.vote, Snapshot { meta, snapshot }).await;
+    answer(&installed.map_err(|_| Fault::Stopped)?)
+}
+
+async fn stalled<T>(next: impl Future<Output = T>) -> Result<T, Fault> {
+    timeout(STALL, next).await.map_err(|_| Fault::Slow)
+}
+
+async fn read<T: DeserializeOwned>(body: Body, max: usize) -> Result<T, Fault> {
+    let body = timeout(ARRIVAL, axum::body::to_bytes(body, max)).await.map_err(|_| Fault::Slow)?;
+    let body = body.map_err(|e| WireError::Broken(e.to_string()))?;
+    Ok(wire::decode(&body)?)
+}
+
+fn answer<T: Serialize>(value: &T) -> Result<Bytes, Fault> {
+    Ok(wire::encode(value)?)
+}
+
+/// Why a peer gets no answer.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("the request did not arrive in time")]
+    Slow,
+    #[error("this node is busy")]
+    Busy,
+    #[error("this node has stopped")]
+    Stopped,
+    #[error("the disk: {0}")]
+    Disk(std::io::Error),
+}
+
+impl Fault {
+    fn disk(fault: std::io::Error) -> Self {
+        tracing::error!(%fault, "cannot take a snapshot from a peer");
+        Self::Disk(fault)
+    }
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Wire(WireError::TooLarge(..)) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Wire(_) => StatusCode::BAD_REQUEST,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::Busy | Self::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Disk(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, self.to_string()).into_response()
+    }
+}

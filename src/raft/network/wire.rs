@@ -1,0 +1,290 @@
+//! What both ends agree on: paths, headers, bodies, frames, limits.
+
+use crate::quota::policy::RegionName;
+use crate::quota::pool::{Applied, Op};
+use crate::raft::types::{SnapshotMeta, Vote};
+use crate::raft::{ENTRY_BYTES_MAX, ProposeError, log};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures::{Stream, StreamExt};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The version of all this. Peers of another one are refused.
+pub(crate) const PROTOCOL: &str = "1";
+/// The first byte of every body and frame.
+const FORMAT: u8 = 1;
+
+/// Small calls: votes, pings, leader transfers, heartbeats.
+pub(crate) const CALL_BYTES_MAX: usize = 64 * 1_024;
+/// A batch of entries: the batch's own limit, one entry more, and some room for what surrounds them.
+pub(crate) const APPEND_BYTES_MAX: usize = log::READ_BYTES + ENTRY_BYTES_MAX + CALL_BYTES_MAX;
+/// A proposal.
+pub(crate) const PROPOSE_BYTES_MAX: usize = ENTRY_BYTES_MAX + CALL_BYTES_MAX;
+/// The answer to a proposal: what 4,096 operations did.
+pub(crate) const APPLIED_BYTES_MAX: usize = 4 * 1_024 * 1_024;
+
+pub(crate) mod path {
+    pub const HELLO: &str = "/peer/v1/hello";
+    pub const VOTE: &str = "/peer/v1/vote";
+    pub const PRE_VOTE: &str = "/peer/v1/pre-vote";
+    pub const APPEND: &str = "/peer/v1/append";
+    pub const APPEND_STREAM: &str = "/peer/v1/append-stream";
+    pub const SNAPSHOT: &str = "/peer/v1/snapshot";
+    pub const TRANSFER: &str = "/peer/v1/transfer-leader";
+    pub const PROPOSE: &str = "/peer/v1/propose";
+}
+
+pub(crate) mod header {
+    pub const PROTOCOL: &str = "x-quorate-protocol";
+    pub const CLUSTER: &str = "x-quorate-cluster";
+    /// The sender's region and the instance of its data directory; in answers, the answering side's.
+    pub const REGION: &str = "x-quorate-region";
+    pub const INSTANCE: &str = "x-quorate-instance";
+    /// Who is meant, and which instance of it, where the sender knows.
+    pub const TO: &str = "x-quorate-to";
+    pub const TO_INSTANCE: &str = "x-quorate-to-instance";
+    /// Why a call was refused before anything was done: a [`super::Refusal`].
+    pub const REFUSED: &str = "x-quorate-refused";
+}
+
+/// Why a peer will not talk to another. Nothing has been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Refusal {
+    /// Another version of the wire.
+    Protocol,
+    /// Another cluster.
+    Cluster,
+    /// The call was meant for another region.
+    Target,
+    /// The called region has other data than the caller knows it by.
+    TargetInstance,
+    /// The caller is not a region of the cluster.
+    Stranger,
+    /// The caller has other data than it is known by.
+    Instance,
+}
+
+impl Refusal {
+    const ALL: [Self; 6] =
+        [Self::Protocol, Self::Cluster, Self::Target, Self::TargetInstance, Self::Stranger, Self::Instance];
+
+    /// Its name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Protocol => "protocol",
+            Self::Cluster => "cluster",
+            Self::Target => "target",
+            Self::TargetInstance => "target-instance",
+            Self::Stranger => "stranger",
+            Self::Instance => "instance",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|refusal| refusal.name() == name)
+    }
+}
+
+/// A ping, and what a starting node wants to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Sums up the list of first voters: all must agree before the cluster is founded.
+    pub founding: u32,
+}
+
+/// The answer to a [`Hello`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct HelloReply {
+    /// See [`Hello::founding`].
+    pub founding: u32,
+    /// It has a log: the cluster has been founded.
+    pub initialized: bool,
+    /// Who leads, as far as it knows.
+    pub leader: Option<RegionName>,
+}
+
+/// Operations on their way to the leader.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Propose {
+    pub ops: Vec<Op>,
+    /// How long the caller will wait, in milliseconds.
+    pub wait_ms: u64,
+    /// How often it may be passed on.
+    pub hops: u8,
+}
+
+/// What became of a [`Propose`].
+pub(crate) type ProposeReply = Result<Arc<Applied>, ProposeFault>;
+
+/// [`ProposeError`], as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ProposeFault {
+    NotSent { retry: bool },
+    Unknown,
+    Refused,
+    TooLarge,
+}
+
+impl From<ProposeError> for ProposeFault {
+    fn from(error: ProposeError) -> Self {
+        match error {
+            ProposeError::NotSent { retry } => Self::NotSent { retry },
+            ProposeError::Unknown => Self::Unknown,
+            ProposeError::Refused => Self::Refused,
+            ProposeError::TooLarge => Self::TooLarge,
+        }
+    }
+}
+
+impl From<ProposeFault> for ProposeError {
+    fn from(fault: ProposeFault) -> Self {
+        match fault {
+            ProposeFault::NotSent { retry } => Self::NotSent { retry },
+            ProposeFault::Unknown => Self::Unknown,
+            ProposeFault::Refused => Self::Refused,
+            ProposeFault::TooLarge => Self::TooLarge,
+        }
+    }
+}
+
+/// Comes before a snapshot's bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotHead {
+    pub vote: Vote,
+    pub meta: SnapshotMeta,
+    pub bytes: u64,
+}
+
+/// What a peer sent does not make sense.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    #[error("format {0} is not known")]
+    Format(u8),
+    #[error("{0} bytes are more than the {1} that are allowed")]
+    TooLarge(usize, usize),
+    #[error("the content is malformed: {0}")]
+    Malformed(#[from] postcard::Error),
+    #[error("it ends too soon")]
+    Short,
+    #[error("the connection broke: {0}")]
+    Broken(String),
+}
+
+/// A body: the format byte and the value.
+pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Bytes, WireError> {
+    Ok(postcard::to_extend(value, vec![FORMAT])?.into())
+}
+
+/// The value of a body.
+pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
+    match body.split_first() {
+        Some((&FORMAT, content)) => Ok(postcard::from_bytes(content)?),
+        Some((&format, _)) => Err(WireError::Format(format)),
+        None => Err(WireError::Short),
+    }
+}
+
+/// A body with its length (4 bytes, big-endian) in front, for streams.
+pub(crate) fn frame<T: Serialize>(value: &T) -> Result<Bytes, WireError> {
+    let mut frame = vec![0; 4];
+    frame.push(FORMAT);
+    let mut frame = postcard::to_extend(value, frame)?;
+    let length = frame.len().saturating_sub(4);
+    let length = u32::try_from(length).map_err(|_| WireError::TooLarge(length, APPEND_BYTES_MAX))?;
+    if let Some(head) = frame.first_chunk_mut() {
+        *head = length.to_be_bytes();
+    }
+    Ok(frame.into())
+}
+
+/// Takes a byte stream apart again.
+pub(crate) struct Frames<S> {
+    bytes: S,
+    max: usize,
+    buffer: BytesMut,
+}
+
+impl<S, E> Frames<S>
+where
+    S: Stream<Item = Result<Bytes, E>> + Unpin,
+    E: std::fmt::Display,
+{
+    /// Frames of at most `max` bytes.
+    pub fn new(bytes: S, max: usize) -> Self {
+        Self { bytes, max, buffer: BytesMut::new() }
+    }
+
+    /// The next frame's body; `None` at the end of the stream.
+    pub async fn next(&mut self) -> Option<Result<Bytes, WireError>> {
+        loop {
+            match self.cut() {
+                Ok(Some(frame)) => return Some(Ok(frame)),
+                Ok(None) => (),
+                Err(fault) => return Some(Err(fault)),
+            }
+            match self.bytes.next().await {
+                Some(Ok(bytes)) => self.buffer.put(bytes),
+                Some(Err(e)) => return Some(Err(WireError::Broken(e.to_string()))),
+                None if self.buffer.is_empty() => return None,
+                None => return Some(Err(WireError::Short)),
+            }
+        }
+    }
+
+    /// The bytes behind the frames that were taken: those that have arrived, and the stream of the rest.
+    pub fn into_rest(self) -> (Bytes, S) {
+        (self.buffer.freeze(), self.bytes)
+    }
+
+    fn cut(&mut self) -> Result<Option<Bytes>, WireError> {
+        let Some(head) = self.buffer.first_chunk::<4>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_be_bytes(*head)).unwrap_or(usize::MAX);
+        if length > self.max {
+            return Err(WireError::TooLarge(length, self.max));
+        }
+        if self.buffer.len() < length.saturating_add(4) {
+            return Ok(None);
+        }
+        self.buffer.advance(4);
+        Ok(Some(self.buffer.split_to(length).freeze()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(chunks: &[&[u8]], max: usize) -> Frames<impl Stream<Item = Result<Bytes, String>> + Unpin> {
+        let chunks: Vec<_> = chunks.iter().map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
+        Frames::new(futures::stream::iter(chunks), max)
+    }
+
+    #[tokio::test]
+    async fn frames_survive_any_cutting() {
+        let bytes = [frame(&"one").unwrap(), frame(&"three").unwrap()].concat();
+        for size in 1..bytes.len() {
+            let chunks: Vec<_> = bytes.chunks(size).collect();
+            let mut frames = frames(&chunks, 100);
+            for expected in ["one", "three"] {
+                let body = frames.next().await.unwrap().unwrap();
+                assert_eq!(decode::<String>(&body).unwrap(), expected);
+            }
+            assert!(frames.next().await.is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn nonsense_is_refused() {
+        let long = frame(&"a very long string").unwrap();
+        assert!(matches!(frames(&[&long], 5).next().await, Some(Err(WireError::TooLarge(20, 5)))));
+        assert!(matches!(frames(&[&long[..9]], 99).next().await, Some(Err(WireError::Short))));
+        assert!(matches!(decode::<u64>(&[9, 1]), Err(WireError::Format(9))));
+        assert!(matches!(decode::<u64>(&[]), Err(WireError::Short)));
+        assert!(matches!(decode::<u64>(&[1, 255]), Err(WireError::Malformed(_))));
+        assert_eq!(decode::<u64>(&encode(&7_u64).unwrap()).unwrap(), 7);
+        for refusal in Refusal::ALL {
+            assert_eq!(Refusal::named(refusal.name()), Some(refusal));
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! One node: openraft, its stores and its wire, and the few tasks that keep them going.
+
+use super::data_dir::{Acquaintances, Identity};
+use super::log::LogStore;
+use super::machine::{Machine, Replica};
+use super::network::client::{CallError, Client, Lane};
+use super::network::peers::{Peer, Peers, REGIONS_MAX};
+use super::network::tls;
+use super::network::wire::{self, Hello, HelloReply, Propose, ProposeReply, Refusal, path};
+use super::propose::{Proposals, check_size};
+use super::snapshot::SnapshotDir;
+use super::timing::Timing;
+use super::types::{NODE_IDS, PeerNode, TypeConfig};
+use super::{LogLimits, PeerTls, ProposeError, RaftConfig, RaftError, clock};
+use crate::quota::amount::Micros;
+use crate::quota::policy::{Policy, RegionName};
+use crate::quota::pool::{Applied, Op};
+use arc_swap::ArcSwapOption;
+use openraft::ServerState;
+use openraft::async_runtime::watch::WatchReceiver;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+pub(super) type OpenRaft = openraft::Raft<TypeConfig, Machine>;
+
+/// How often a proposal may be passed on: to the leader, and by a leader that has just handed over.
+const HOPS_MAX: u8 = 2;
+/// Between two tries to send a proposal that reached nobody.
+const RETRY: Duration = Duration::from_millis(50);
+/// Between two looks at whether the cluster can be founded.
+const FOUNDING: Duration = Duration::from_millis(500);
+
+/// Everything that one region's part in the cluster consists of.
+pub(super) struct Node {
+    pub raft: OpenRaft,
+    pub replica: Arc<Replica>,
+    pub client: Client,
+    pub snapshots: Arc<SnapshotDir>,
+    /// One snapshot is received at a time.
+    pub receiving: Semaphore,
+    /// Sums up the list of first voters.
+    pub founding: u32,
+    voters: BTreeMap<u64, PeerNode>,
+    proposals: Proposals,
+    tls: ArcSwapOption<rustls::ServerConfig>,
+    tls_files: Option<PeerTls>,
+    stop: watch::Sender<bool>,
+    fault: Mutex<Option<String>>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("me", &self.client.peers.me).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// See [`super::Raft::start`].
+    pub async fn start(
+        config: RaftConfig,
+        first_policies: Vec<Policy>,
+        limits: LogLimits,
+    ) -> Result<Arc<Self>, RaftError> {
+        let voters = voters(&config)?;
+        let me = voters.iter().find(|(_, node)| node.region == config.region).map_or(0, |(&id, _)| id);
+        let timing = Timing::new(config.rtt_max);
+        let dir = config.data_dir.clone();
+        let (cluster, region) = (config.cluster.clone(), config.region.clone());
+        let opened = tokio::task::spawn_blocking(move || open(&dir, &cluster, &region, me));
+        let Opened { identity, known, fresh, log, machine } =
+            opened.await.map_err(|e| RaftError::Config(e.to_string()))??;
+        let me = identity.node_id;
+        let peers = Arc::new(Peers::new(identity, known, &config.regions));
+        let client = Client::new(peers, timing, config.tls.as_ref())?;
+        if fresh {
+            refuse_to_start_over(&client, &config.data_dir).await?;
+        }
+        let (replica, snapshots) = (machine.replica(), machine.snapshots());
+        let settings = timing
+            .config(&config.cluster, limits)
+            .validate()
+            .map_err(|e| RaftError::Config(e.to_string()))?;
+        let raft = OpenRaft::new(me, Arc::new(settings), client.clone(), log, machine)
+            .await
+            .map_err(|e| RaftError::Storage { path: config.data_dir.clone(), what: e.to_string() })?;
+        let tls = config.tls.as_ref().map(tls::server).transpose()?;
+        let node = Arc::new(Self {
+            proposals: Proposals::start(raft.clone(), Arc::clone(&replica)),
+            founding: founding(&voters),
+            raft,
+            replica,
+            client,
+            snapshots,
+            receiving: Semaphore::new(1),
+            voters,
+            tls: ArcSwapOption::from(tls),
+            tls_files: config.tls,
+            stop: watch::Sender::new(false),
+            fault: Mutex::new(None),
+            tasks: Mutex::default(),
+        });
+        node.spawn(Arc::clone(&node).found(first_policies));
+        node.spawn(Arc::clone(&node).take_snapshots());
+        node.spawn(Arc::clone(&node).keep_time());
+        node.spawn(Arc::clone(&node).ping_all());
+        Ok(node)
+    }
+
+    /// Proposes, from wherever the leader is, until `deadline`. What has certainly not happened is tried again.
+    pub async fn propose(&self, ops: Vec<Op>, deadline: Instant) -> Result<Arc<Applied>, ProposeError> {
+        check_size(&ops)?;
+        let ops = Arc::new(ops);
+        let mut metrics = self.raft.server_metrics();
+        loop {
+            let outcome = self.propose_once(&ops, deadline, HOPS_MAX).await;
+            let retry = matches!(outcome, Err(ProposeError::NotSent { retry: true }));
+            if !retry || Instant::now() >= deadline || *self.stop.borrow() {
+                return outcome;
+            }
+            let news = async {
+                tokio::select! {
+                    _ = metrics.changed() => (),
+                    () = tokio::time::sleep(RETRY) => (),
+                }
+            };
+            if timeout_at(deadline, news).await.is_err() {
+                return outcome;
+            }
+        }
+    }
+
+    /// One try: here if this node leads, else at the leader's.
+    pub async fn propose_once(
+        &self,
+        ops: &Arc<Vec<Op>>,
+        deadline: Instant,
+        hops: u8,
+    ) -> Result<Arc<Applied>, ProposeError> {
+        check_size(ops)?;
+        let nobody = ProposeError::NotSent { retry: true };
+        let Some((leader, region)) = self.leader() else { return Err(nobody) };
+        if leader == self.client.peers.me.node_id {
+            return self.proposals.propose(ops, deadline).await;
+        }
+        let hops = hops.checked_sub(1).ok_or(nobody)?;
+        let peer = self.client.peers.get(&region).ok_or(nobody)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(nobody);
+        }
+        let wait_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let request = Propose { ops: ops.to_vec(), wait_ms, hops };
+        let limits = (left, wire::APPLIED_BYTES_MAX);
+        let called: Result<ProposeReply, CallError> =
+            self.client.call(&peer, Lane::Entries, path::PROPOSE, &request, limits).await;
+        match called {
+            Ok(reply) => reply.map_err(ProposeError::from),
+            Err(fault) if fault.nothing_happened() => Err(nobody),
+            Err(_) => Err(ProposeError::Unknown),
+        }
+    }
+
+    /// Who leads, as far as this node knows.
+    pub fn leader(&self) -> Option<(u64, RegionName)> {
+        let metrics = self.raft.server_metrics().borrow_watched().clone();
+        let leader = metrics.current_leader?;
+        let member =
+            metrics.membership_config.membership().get_node(&leader).or_else(|| self.voters.get(&leader));
+        Some((leader, member?.region.clone()))
+    }
+
+    pub fn tls(&self) -> Option<Arc<rustls::ServerConfig>> {
+        self.tls.load_full()
+    }
+
+    /// Reads the TLS files again, for connections from now on.
+    pub fn reload_tls(&self) -> Result<(), RaftError> {
+        if let Some(files) = &self.tls_files {
+            let server = tls::server(files)?;
+            self.client.reload(Some(files))?;
+            self.tls.store(Some(server));
+        }
+        Ok(())
+    }
+
+    /// True once the node stops.
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
+    /// Why it has stopped by itself, if it has.
+    pub fn fault(&self) -> Option<String> {
+        let own = self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        own.or_else(|| {
+            let metrics = self.raft.metrics().borrow_watched().clone();
+            metrics.running_state.err().map(|fatal| fatal.to_string())
+        })
+    }
+
+    pub async fn shutdown(&self) {
+        self.stop.send_replace(true);
+        let _ = self.raft.shutdown().await;
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks.shutdown().await;
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
+    }
+
+    fn is_leader(&self) -> bool {
+        self.raft.server_metrics().borrow_watched().state == ServerState::Leader
+    }
+}
+
+/// What the data directory holds.
+struct Opened {
+    identity: Identity,
+    known: Acquaintances,
+    fresh: bool,
+    log: LogStore,
+    machine: Machine,
+}
+
+fn open(dir: &Path, cluster: &str, region: &RegionName, node_id: u64) -> Result<Opened, RaftError> {
+    let (identity, fresh) = Identity::open(dir, cluster, region, node_id)?;
+    let known = Acquaintances::open(dir)?;
+    let storage = |e: std::io::Error| RaftError::Storage { path: dir.to_owned(), what: e.to_string() };
+    let log = LogStore::open(&dir.join("log")).map_err(storage)?;
+    let snapshots = SnapshotDir::open(dir.join("snapshots")).map_err(storage)?;
+    let machine = Machine::open(identity.node_id, snapshots, &log).map_err(storage)?;
+    Ok(Opened { identity, known, fresh, log, machine })
+}
+
+/// The first voters: node ids are positions (from 1) in the list of regions, sorted by name.
+fn voters(config: &RaftConfig) -> Result<BTreeMap<u64, PeerNode>, RaftError> {
+    let mut regions = config.regions.clone();
+    regions.sort_unstable();
+    let refuse = |what: String| Err(RaftError::Config(what));
+    if regions.len() > REGIONS_MAX {
+        return refuse(format!("cluster.regions: {} regions are more than {REGIONS_MAX}", regions.len()));
+    }
+    if let Some([(twice, _), _]) = regions.array_windows().find(|[a, b]| a.0 == b.0) {
+        return refuse(format!("cluster.regions: `{twice}` is there twice; remove one"));
+    }
+    if !regions.iter().any(|(region, _)| *region == config.region) {
+        return refuse(format!("cluster.regions: this region, `{}`, is not there; add it", config.region));
+    }
+    for (region, url) in &regions {
+        let scheme = url.parse::<http::Uri>().ok().and_then(|uri| uri.scheme_str().map(str::to_owned));
+        let (wanted, why) = if config.tls.is_some() {
+            ("https", "there is peer_tls")
+        } else {
+            ("http", "there is no peer_tls")
+        };
+        if scheme.as_deref() != Some(wanted) {
+            return refuse(format!("cluster.regions.{region}: `{url}` must be an {wanted}:// URL, as {why}"));
+        }
+    }
+    let nodes = regions.into_iter().map(|(region, url)| PeerNode { region, url });
+    Ok((1..NODE_IDS).zip(nodes).collect())
+}
+
+fn founding(voters: &BTreeMap<u64, PeerNode>) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    for node in voters.values() {
+        sum.update(node.region.as_bytes());
+        sum.update(&[0]);
+    }
+    sum.finalize()
+}
+
+/// An empty data directory is right for a node that has never been, and wrong for one that peers have met. Peers that do
+/// not answer do not hold it up: they refuse its calls later (see `data_dir`).
+async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftError> {
+    let mut asked = JoinSet::new();
+    for peer in client.peers.all() {
+        let client = client.clone();
+        asked.spawn(async move { (hello(&client, &peer, 0).await, peer) });
+    }
+    while let Some(answer) = asked.join_next().await {
+        if let Ok((Err(CallError::Refused(Refusal::Instance)), peer)) = answer {
+            // The directory is as empty as it was: the next start must see it so.
+            let undo = std::fs::remove_dir_all(dir.join("log"))
+                .and_then(|()| std::fs::remove_dir_all(dir.join("snapshots")))
+                .and_then(|()| std::fs::remove_file(dir.join("quorate.json")));
+            if let Err(fault) = undo {
+                tracing::warn!(%fault, dir = %dir.display(), "cannot clean up an empty data directory");
+            }
+            return Err(RaftError::DataLost { path: dir.to_owned(), peer: peer.region.clone() });
+        }
+    }
+    Ok(())
+}
+
+async fn hello(client: &Client, peer: &Peer, founding: u32) -> Result<HelloReply, CallError> {
+    let limits = (client.timing.call(), wire::CALL_BYTES_MAX);
+    let sent = Instant::now();
+    let reply = client.call(peer, Lane::Control, path::HELLO, &Hello { founding }, limits).await?;
+    peer.heard(sent.elapsed());
+    Ok(reply)
+}
+
+/// Pings a peer for its health, and the connection for entries so that it is there when this node leads all at once.
+async fn ping(node: &Node, peer: &Peer) {
+    let limits = (node.client.timing.call(), wire::CALL_BYTES_MAX);
+    let request = Hello { founding: node.founding };
+    let warm = node.client.call::<_, HelloReply>(peer, Lane::Entries, path::HELLO, &request, limits);
+    let _ = tokio::join!(hello(&node.client, peer, node.founding), warm);
+}
+
+/// The tasks.
+impl Node {
+    /// Brings a new cluster into being. The first of the reachable regions by name initialises it, once a majority is
+    /// there; then whichever leads founds the pool.
+    async fn found(self: Arc<Self>, policies: Vec<Policy>) {
+        loop {
+            match self.raft.is_initialized().await {
+                Ok(false) => self.initialize().await,
+                Ok(true) if !self.replica.pool.read().regions().is_empty() => return,
+                Ok(true) if self.is_leader() => {
+                    let regions = self.voters.values().map(|node| node.region.clone()).collect();
+                    let found = Op::Found { regions, policies: policies.clone() };
+                    let deadline = Instant::now() + self.client.timing.append();
+                    match self.propose(vec![found], deadline).await {
+                        Ok(_) => {
+                            tracing::info!("founded the cluster");
+                            return;
+                        }
+                        Err(ProposeError::TooLarge) => {
+                            self.fail("the first policies are too large for one entry; remove some".into());
+                            return;
+                        }
+                        Err(fault) => tracing::warn!(%fault, "cannot found the cluster yet"),
+                    }
+                }
+                Ok(true) => (),
+                Err(_) => return,
+            }
+            tokio::time::sleep(FOUNDING).await;
+        }
+    }
+
+    async fn initialize(&self) {
+        let mut first = true;
+        let mut there = 1;
+        for peer in self.client.peers.all() {
+            match hello(&self.client, &peer, self.founding).await {
+                // It will send its log.
+                Ok(HelloReply { initialized: true, .. }) => return,
+                Ok(HelloReply { founding, .. }) if founding != self.founding => {
+                    tracing::error!(region = %peer.region, "cluster.regions differs between this region and another; make them equal");
+                    return;
+                }
+                Ok(_) => {
+                    there += 1;
+                    first &= self.client.peers.me.region < peer.region;
+                }
+                Err(_) => (),
+            }
+        }
+        if first && there > self.voters.len() / 2 {
+            match self.raft.initialize(self.voters.clone()).await {
+                Ok(()) => tracing::info!(regions = self.voters.len(), "initialised the cluster"),
+                // Another region was faster.
+                Err(fault) => tracing::info!(%fault, "did not initialise the cluster"),
+            }
+        }
+    }
+
+    /// By bytes; by count of entries openraft does it.
+    async fn take_snapshots(self: Arc<Self>) {
+        loop {
+            self.replica.snapshot_due.notified().await;
+            if self.raft.trigger().snapshot().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// An idle leader moves the Raft clock, so that leases end and asks are not taken for old ones.
+    async fn keep_time(self: Arc<Self>) {
+        let idle = self.client.timing.idle_entry();
+        loop {
+            tokio::time::sleep(idle / 4).await;
+            let since = clock::now() - self.replica.applied_at().at;
+            if since > Micros::from_duration(idle) && self.is_leader() {
+                let deadline = Instant::now() + self.client.timing.append();
+                let _ = self.proposals.propose(&Arc::default(), deadline).await;
+            }
+        }
+    }
+
+    async fn ping_all(self: Arc<Self>) {
+        let mut pinged = BTreeMap::new();
+        let mut tasks = JoinSet::new();
+        loop {
+            // Members may have been added since.
+            for (_, node) in self.raft.server_metrics().borrow_watched().clone().membership_config.nodes() {
+                self.client.peers.add(&node.region, &node.url);
+            }
+            for peer in self.client.peers.all() {
+                pinged.entry(peer.region.clone()).or_insert_with(|| {
+                    let node = Arc::clone(&self);
+                    tasks.spawn(async move {
+                        loop {
+                            ping(&node, &peer).await;
+                            tokio::time::sleep(node.client.timing.ping()).await;
+                        }
+                    })
+                });
+            }
+            tokio::time::sleep(self.client.timing.ping()).await;
+        }
+    }
+
+    fn fail(&self, why: String) {
+        tracing::error!(why, "the region cannot take part");
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+}

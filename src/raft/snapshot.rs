@@ -1,0 +1,309 @@
+//! Snapshots of the pool: files that are complete or not there.
+//!
+//! A file is `QRSNAP`, a format byte, the length of the metadata (4 bytes, big-endian), the metadata and the pool (both
+//! postcard), and a CRC-32 of all that. It is written beside its place, synced, renamed, and the folder synced.
+
+use super::types::SnapshotMeta;
+use crate::quota::pool::Pool;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A snapshot is never larger than this.
+pub(super) const SNAPSHOT_BYTES_MAX: u64 = 1_024 * 1_024 * 1_024;
+/// The newest, and the one before it, for the case that the newest cannot be read.
+const KEPT: usize = 2;
+const MAGIC: &[u8; 7] = b"QRSNAP\x01";
+const HEAD: usize = MAGIC.len() + 4;
+const CHECKSUM: usize = 4;
+const TEMPORARY: &str = "tmp";
+
+/// The folder of one node's snapshots.
+#[derive(Debug)]
+pub(super) struct SnapshotDir {
+    dir: PathBuf,
+    serial: AtomicU64,
+}
+
+/// A complete snapshot file. It stays readable while someone holds this, also if it is replaced meanwhile.
+#[derive(Clone, Debug)]
+pub struct SnapshotFile {
+    file: Arc<File>,
+    bytes: u64,
+    /// Received and not yet adopted: goes away with the last holder.
+    temporary: Option<Arc<Temporary>>,
+}
+
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // It may have been renamed into place.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl SnapshotFile {
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads up to `buffer.len()` bytes at `offset`; 0 at the end.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+
+    /// Checks it and takes it apart.
+    pub fn decode(&self) -> io::Result<(SnapshotMeta, Pool)> {
+        if self.bytes > SNAPSHOT_BYTES_MAX {
+            return Err(damaged("it is too large"));
+        }
+        let mut content = vec![0; usize::try_from(self.bytes).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut content, 0)?;
+        let (body, checksum) = content
+            .split_at_checked(content.len().saturating_sub(CHECKSUM))
+            .filter(|(body, _)| body.len() >= HEAD)
+            .ok_or_else(|| damaged("it is too short"))?;
+        if checksum != crc32fast::hash(body).to_be_bytes() {
+            return Err(damaged("its checksum is wrong"));
+        }
+        let (head, rest) = body.split_at(HEAD);
+        let (magic, length) = head.split_at(MAGIC.len());
+        if magic != MAGIC {
+            return Err(damaged("it has another format"));
+        }
+        let length = u32::from_be_bytes(length.try_into().map_err(io::Error::other)?);
+        let (meta, pool) = usize::try_from(length)
+            .ok()
+            .and_then(|length| rest.split_at_checked(length))
+            .ok_or_else(|| damaged("its metadata is cut short"))?;
+        let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
+        let pool = postcard::from_bytes(pool).map_err(|e| damaged(&e.to_string()))?;
+        Ok((meta, pool))
+    }
+}
+
+impl SnapshotDir {
+    /// Opens the folder, making it if need be, and removes what was never completed.
+    pub fn open(dir: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&dir)?;
+        for entry in fs::read_dir(&dir)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|ext| ext == TEMPORARY) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(Self { dir, serial: AtomicU64::new(0) })
+    }
+
+    /// Its snapshots, newest first.
+    pub fn list(&self) -> io::Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|ext| ext == "snapshot") {
+                paths.push(path);
+            }
+        }
+        // Names sort by the index of the last entry, which only grows: what is in a snapshot was committed.
+        paths.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(paths)
+    }
+
+    /// Opens one of them.
+    pub fn get(&self, path: &Path) -> io::Result<SnapshotFile> {
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(SnapshotFile { file: Arc::new(file), bytes, temporary: None })
+    }
+
+    /// Writes a snapshot; it is on disk, under its name, when this returns.
+    pub fn write(&self, meta: &SnapshotMeta, pool: &Pool) -> io::Result<SnapshotFile> {
+        let mut incoming = self.incoming()?;
+        let mut out = Summing { out: io::BufWriter::new(&mut incoming), sum: crc32fast::Hasher::new() };
+        let encoded = postcard::to_stdvec(meta).map_err(io::Error::other)?;
+        out.write_all(MAGIC)?;
+        out.write_all(&u32::try_from(encoded.len()).map_err(io::Error::other)?.to_be_bytes())?;
+        out.write_all(&encoded)?;
+        postcard::to_io(pool, &mut out).map_err(io::Error::other)?;
+        let checksum = out.sum.clone().finalize();
+        out.out.write_all(&checksum.to_be_bytes())?;
+        out.out.flush()?;
+        drop(out);
+        let file = incoming.complete()?;
+        self.adopt(&file, meta)
+    }
+
+    /// A file to write a snapshot into that comes from elsewhere. It goes away unless it is completed and adopted.
+    pub fn incoming(&self) -> io::Result<Incoming> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join(format!("incoming-{serial}.{TEMPORARY}"));
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
+        Ok(Incoming { file, bytes: 0, temporary: Arc::new(Temporary(path)) })
+    }
+
+    /// Gives a received snapshot its name, so that it is found at the next start, and forgets all but the newest two.
+    pub fn adopt(&self, file: &SnapshotFile, meta: &SnapshotMeta) -> io::Result<SnapshotFile> {
+        let place = self.dir.join(name(meta));
+        let mut adopted = file.clone();
+        match adopted.temporary.take().as_deref() {
+            Some(Temporary(path)) => {
+                fs::rename(path, place)?;
+                File::open(&self.dir)?.sync_all()?;
+            }
+            // Its own, at a restart.
+            None if place.exists() => (),
+            None => return self.adopt(&self.copy(file)?, meta),
+        }
+        for old in self.list()?.iter().skip(KEPT) {
+            fs::remove_file(old)?;
+        }
+        Ok(adopted)
+    }
+
+    fn copy(&self, file: &SnapshotFile) -> io::Result<SnapshotFile> {
+        let mut incoming = self.incoming()?;
+        let mut buffer = vec![0; 64 * 1_024];
+        loop {
+            let read = file.read_at(&mut buffer, incoming.bytes)?;
+            if read == 0 {
+                return incoming.complete();
+            }
+            incoming.write_all(buffer.get(..read).unwrap_or_default())?;
+        }
+    }
+}
+
+fn name(meta: &SnapshotMeta) -> String {
+    let (term, node, index) =
+        meta.last_log_id.map_or((0, 0, 0), |id| (id.leader_id.term, id.leader_id.node_id, id.index));
+    format!("{index:020}-{term:020}-{node:05}.snapshot")
+}
+
+/// A snapshot that is being written or received.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    file: File,
+    bytes: u64,
+    temporary: Arc<Temporary>,
+}
+
+impl Write for Incoming {
+    fn write(&mut self, chunk: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(chunk)?;
+        self.bytes = self.bytes.saturating_add(u64::try_from(written).map_err(io::Error::other)?);
+        if self.bytes > SNAPSHOT_BYTES_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("a snapshot may have {SNAPSHOT_BYTES_MAX} bytes at most"),
+            ));
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Incoming {
+    /// All of it is here and on disk.
+    pub fn complete(self) -> io::Result<SnapshotFile> {
+        self.file.sync_all()?;
+        Ok(SnapshotFile { file: Arc::new(self.file), bytes: self.bytes, temporary: Some(self.temporary) })
+    }
+}
+
+/// Sums up what passes.
+struct Summing<W> {
+    out: W,
+    sum: crc32fast::Hasher,
+}
+
+impl<W: Write> Write for Summing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.sum.update(bytes.get(..written).unwrap_or(bytes));
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("a snapshot is damaged: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::types::{LeaderId, LogId};
+    use super::*;
+    use crate::quota::amount::Micros;
+    use crate::quota::pool::{Entry, Stamp};
+
+    fn meta(index: u64) -> SnapshotMeta {
+        let last_log_id = Some(LogId { leader_id: LeaderId { term: 2, node_id: 1 }, index });
+        SnapshotMeta { last_log_id, ..SnapshotMeta::default() }
+    }
+
+    fn pool(tau: i64) -> Pool {
+        let mut pool = Pool::default();
+        pool.apply(7, &Entry { stamp: Stamp { term: 7, tau: Micros(tau) }, ops: vec![] });
+        pool
+    }
+
+    #[test]
+    fn the_newest_two_are_kept_and_read_back() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = SnapshotDir::open(temp.path().join("snapshots")).unwrap();
+        let first = dir.write(&meta(9), &pool(9)).unwrap();
+        for index in 10..13 {
+            dir.write(&meta(index), &pool(5)).unwrap();
+        }
+        let paths = dir.list().unwrap();
+        assert_eq!(paths.len(), 2);
+        assert_eq!(dir.get(&paths[0]).unwrap().decode().unwrap(), (meta(12), pool(5)));
+        assert_eq!(first.decode().unwrap(), (meta(9), pool(9)), "whoever holds one can read it");
+    }
+
+    #[test]
+    fn damage_is_found() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = SnapshotDir::open(temp.path().to_owned()).unwrap();
+        dir.write(&meta(3), &pool(9)).unwrap();
+        let path = dir.list().unwrap().remove(0);
+        let good = fs::read(&path).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            fs::write(&path, &bad).unwrap();
+            let error = dir.get(&path).unwrap().decode().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "byte {at}: {error}");
+            fs::write(&path, &good[..at]).unwrap();
+            assert!(dir.get(&path).unwrap().decode().is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_complete_goes_away() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = SnapshotDir::open(temp.path().to_owned()).unwrap();
+        let mut incoming = dir.incoming().unwrap();
+        incoming.write_all(b"half").unwrap();
+        let received = incoming.complete().unwrap();
+        assert!(received.decode().is_err());
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+        drop(received);
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+        fs::write(temp.path().join("incoming-7.tmp"), b"crashed").unwrap();
+        SnapshotDir::open(temp.path().to_owned()).unwrap();
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+    }
+}
