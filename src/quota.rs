@@ -9,6 +9,11 @@
 #![cfg_attr(test, allow(clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod amount;
+pub mod borrower;
 pub mod bucket;
+pub mod demand;
+pub mod guarantee;
+pub mod matching;
 pub mod policy;
 pub mod pool;
+pub mod verdict;

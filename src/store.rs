@@ -1,10 +1,16 @@
-//! A region's store: where its buckets live. Two real implementations: [`redis`] and [`memory`].
+//! A region's store: where its buckets live. Two real implementations: [`redis`] and [`memory`]; [`AnyStore`] is either.
 //!
 //! Time in here is the *store's* clock (Redis' TIME): microseconds since the Unix epoch, the same for every daemon of
 //! the region.
 
+mod any;
+pub mod memory;
+pub mod redis;
+
+pub use any::AnyStore;
+
 use crate::quota::amount::{Micros, Rate, Tokens};
-use crate::quota::bucket::{Shape, Unseen};
+use crate::quota::bucket::{Grant, Shape, Unseen};
 use crate::quota::policy::BucketId;
 use std::future::Future;
 
@@ -66,6 +72,8 @@ pub struct Prepare {
     pub shape: Shape,
     /// What it is if the store has never seen it; `None`: full.
     pub unseen: Option<Unseen>,
+    /// The number of the ask that follows: from now on no [`Install`] with a smaller one has any effect.
+    pub seq: u64,
     /// Keep at most this burst of the lease ...
     pub hold_burst: Tokens,
     /// ... and at most this rate (as it was installed, discounted).
@@ -109,6 +117,13 @@ pub struct Install {
     pub rate: Rate,
     /// Store time at which the lease ends. Past it nothing is installed.
     pub deadline: Micros,
+}
+
+impl From<&Install> for Grant {
+    fn from(record: &Install) -> Self {
+        let Install { seq, push, granted, burst, rate, deadline, .. } = *record;
+        Self { seq, push, granted, burst, rate, deadline }
+    }
 }
 
 /// One region's store. Cheap to clone; each thread that serves callers has its own (see `redis`).
@@ -157,4 +172,42 @@ pub struct Session {
     pub nonce: u64,
     /// The store kept the buckets of an earlier session (a restart of the daemon alone).
     pub kept: bool,
+}
+
+/// A nonce for a new session.
+fn new_nonce() -> u64 {
+    rand::random_range(1..1_u64 << 52)
+}
+
+/// Can the store be used, and under which [`Session`]?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionState {
+    /// Not for now.
+    Detached {
+        /// What a person should know about it; no secrets.
+        why: String,
+    },
+    /// It can.
+    Attached(Session),
+}
+
+impl SessionState {
+    /// The session, if it is attached.
+    #[must_use]
+    pub fn session(&self) -> Option<Session> {
+        match self {
+            Self::Attached(session) => Some(*session),
+            Self::Detached { .. } => None,
+        }
+    }
+}
+
+/// What `/readyz` and a person should know about a store; no secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Why it gives no answers; `None`: it does.
+    pub down: Option<String>,
+    /// Why it may forget buckets before their time (a Redis that evicts); `None`: it does not. Strict policies are not
+    /// ready then.
+    pub evicts: Option<String>,
 }

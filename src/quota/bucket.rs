@@ -1,8 +1,23 @@
 //! Token bucket arithmetic of one region: reserve and lease in one bucket.
 //!
-//! The Lua in `store/redis/` does the same, number for number; a test holds them against each other.
+//! A bucket's level lies in `0..=cap`. While a lease is live, rate and capacity are the reserve's and the lease's
+//! together; when it ends, the level is clipped to what is left. Tokens come from refill and from grants alone, never
+//! from a capacity that grew.
+//!
+//! The Lua in `store/redis/` does the same, number for number; a test holds them against each other. So all amounts
+//! are kept at or below [`EXACT_MAX`], up to which a double is exact.
 
-use super::amount::{Micros, Rate, Tokens};
+use super::amount::{Level, Micros, Rate, Tokens};
+use super::policy::LEASE_MAX;
+
+/// The largest amount in a bucket, 2^53 - 1: Lua's doubles hold it exactly.
+pub const EXACT_MAX: i64 = 9_007_199_254_740_991;
+/// The longest that a store must keep a bucket. Only buckets that refill more slowly than this (or, at rate 0, never) are
+/// forgotten before they are full, a hundred years after their last use. A shorter limit would hand an old quota
+/// out a second time; so a key always has an expiry, but not always a near one.
+pub const KEEP_MAX: Micros = Micros::seconds(100 * 365 * 86_400);
+/// Kept for this much longer than arithmetic asks for: more than any tolerance of clocks.
+pub const KEEP_MARGIN: Micros = Micros::seconds(5);
 
 /// What a region's bucket is without a lease: its reserve (rate discounted for clock drift, capacity with the overdraft).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,6 +26,60 @@ pub struct Shape {
     pub rate: Rate,
     /// Capacity.
     pub cap: Tokens,
+}
+
+impl Shape {
+    /// The same within `0..=EXACT_MAX`.
+    #[must_use]
+    pub fn exact(self) -> Self {
+        Self { rate: Rate(exact(self.rate.0)), cap: Tokens(exact(self.cap.0)) }
+    }
+}
+
+/// When an operation happens: one reading of the store's clock, as an interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// No later than the true time: refill counts up to here.
+    pub now: Micros,
+    /// No earlier than `now` and the true time: leases end by it.
+    pub late: Micros,
+}
+
+impl Moment {
+    /// A clock that is beyond doubt.
+    #[must_use]
+    pub const fn at(now: Micros) -> Self {
+        Self { now, late: now }
+    }
+}
+
+/// What a store knows about the buckets that it does not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Generation {
+    /// Store time at which this generation of data began.
+    pub start: Micros,
+    /// Nothing was spent before it began: buckets that were never seen are full. Otherwise they are empty at `start`,
+    /// and refill from then on.
+    pub full: bool,
+}
+
+impl Generation {
+    /// What a bucket that the store does not hold is at `now`, all told; `None`: full.
+    ///
+    /// A change of policy works this out under the *old* shape, before it calls [`Unseen::after_change`].
+    #[must_use]
+    pub fn unseen(self, shape: Shape, unseen: Option<Unseen>, now: Micros) -> Option<Unseen> {
+        if self.full {
+            return unseen;
+        }
+        match unseen {
+            Some(u) if u.at > self.start => {
+                let refilled = shape.rate.during(u.at.min(now) - self.start).or_zero();
+                Some(Unseen { level: u.level.min(refilled), at: u.at })
+            }
+            _ => Some(Unseen { level: Tokens::ZERO, at: self.start }),
+        }
+    }
 }
 
 /// The state of a bucket that the store does not hold: `level` at store time `at`, refilling from then on
@@ -22,3 +91,275 @@ pub struct Unseen {
     /// ... at this store time.
     pub at: Micros,
 }
+
+impl Unseen {
+    /// What a bucket that the store does not hold is after a policy changed at `now`; `None`: full.
+    ///
+    /// Such a bucket may have been in use and have expired, which it does once it would be full under the rate of its
+    /// last use. Under a lower rate it would not be full yet, and under a higher cap neither. So after a change, from rate `r0`
+    /// and cap `c0` to `r1` and `c1`, it is taken to be where the worst bucket is that expires early: one that was empty at the
+    /// change, expires `c0/r0` later, and by then holds `c0 * r1/r0` (a cut) or at least `c0` (a raise: it gains room, no
+    /// tokens).
+    ///
+    /// `before` is what this function returned for the change before (see also [`Generation::unseen`]).
+    #[must_use]
+    pub fn after_change(old: Shape, new: Shape, before: Option<Self>, now: Micros) -> Option<Self> {
+        if old == new {
+            return before;
+        }
+        // At rate 0 a bucket that is not full does not expire.
+        let fill = old.rate.time_for(old.cap).map_or(Micros::ZERO, |t| t.min(KEEP_MAX));
+        let scaled = |level: Tokens| {
+            if new.rate < old.rate { level.mul_div(new.rate.0, old.rate.0) } else { level }
+        };
+        let (level, from) = match before {
+            None => (scaled(old.cap), now),
+            // Everything that could expire under the change before has done so.
+            Some(u) if u.at <= now => {
+                let mut level = Level::new(u.level.min(old.cap));
+                level.accrue(old.rate, now - u.at, old.cap);
+                (level.tokens.min(scaled(old.cap)), now)
+            }
+            Some(u) => (scaled(u.level.min(old.cap)), u.at),
+        };
+        (level < new.cap).then_some(Self { level, at: from + fill })
+    }
+}
+
+/// A record of the pool, as it is put into a bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// The ask that it answers.
+    pub seq: u64,
+    /// Later records under the same `seq` have greater numbers.
+    pub push: u32,
+    /// Tokens granted under `seq` so far.
+    pub granted: Tokens,
+    /// The lease's burst.
+    pub burst: Tokens,
+    /// The lease's rate.
+    pub rate: Rate,
+    /// Store time at which the lease ends.
+    pub deadline: Micros,
+}
+
+/// What a bucket gave up: see [`Bucket::shrink`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shrunk {
+    /// Was a lease live before?
+    pub leased: bool,
+    /// Tokens that no longer fitted.
+    pub returned: Tokens,
+    /// The lease's burst afterwards.
+    pub burst: Tokens,
+    /// The lease's rate afterwards.
+    pub rate: Rate,
+}
+
+/// One bucket of a region. Every operation wants it settled first: see [`Bucket::settle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    shape: Shape,
+    level: Level,
+    at: Micros,
+    lease: Option<Lease>,
+}
+
+/// The record that was installed last, and what is left of its slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lease {
+    session: u64,
+    seq: u64,
+    push: u32,
+    granted: Tokens,
+    burst: Tokens,
+    rate: Rate,
+    deadline: Micros,
+    /// The latest deadline of any record of this session: once it has passed, none of them can come again, and
+    /// what guards against that may be forgotten.
+    guard: Micros,
+}
+
+impl Bucket {
+    /// A bucket that the store does not hold.
+    #[must_use]
+    pub fn unseen(shape: Shape, unseen: Option<Unseen>, generation: Generation, now: Micros) -> Self {
+        let shape = shape.exact();
+        let (level, at) = match generation.unseen(shape, unseen, now) {
+            None => (shape.cap, now),
+            Some(u) => (Tokens(exact(u.level.0)).min(shape.cap), u.at),
+        };
+        Self { shape, level: Level::new(level), at, lease: None }
+    }
+
+    /// Brings it to `when`, under this shape and session.
+    ///
+    /// Until the lease's end it refills with both rates, then it is clipped, then the reserve alone is left. If the
+    /// shape has changed since the last time, the time since then counts under the lower rate and the lower cap (a bucket that
+    /// sleeps through two changes does not notice the first; it never holds more than the last cap all the same). A lease of
+    /// another session is void from the beginning. Time that runs backwards does nothing.
+    pub fn settle(&mut self, shape: Shape, session: u64, when: Moment) {
+        let shape = shape.exact();
+        let (rate, cap) = (self.shape.rate.min(shape.rate), self.shape.cap.min(shape.cap));
+        self.lease = self.lease.filter(|lease| lease.session == session);
+        if let Some(lease) = &mut self.lease {
+            let until = when.now.min(lease.deadline);
+            self.level.accrue(rate_sum(rate, lease.rate), until - self.at, cap_sum(cap, lease.burst));
+            self.at = self.at.max(until);
+            if lease.deadline <= when.late {
+                (lease.burst, lease.rate) = (Tokens::ZERO, Rate::ZERO);
+            }
+        }
+        self.lease = self.lease.filter(|lease| lease.guard > when.late);
+        let burst = self.lease.map_or(Tokens::ZERO, |lease| lease.burst);
+        self.level.accrue(rate, when.now - self.at, cap_sum(cap, burst));
+        self.at = self.at.max(when.now);
+        self.shape = shape;
+    }
+
+    /// The reserve that it was settled under last.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// What is in it.
+    #[must_use]
+    pub fn level(&self) -> Tokens {
+        self.level.tokens
+    }
+
+    /// Its capacity now, with a live lease's.
+    #[must_use]
+    pub fn cap(&self) -> Tokens {
+        cap_sum(self.shape.cap, self.lease.map_or(Tokens::ZERO, |lease| lease.burst))
+    }
+
+    /// Its refill rate now, with a live lease's.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        rate_sum(self.shape.rate, self.lease.map_or(Rate::ZERO, |lease| lease.rate))
+    }
+
+    /// Keeps at most this much of the lease, and gives up the tokens that no longer fit. Idempotent.
+    pub fn shrink(&mut self, hold_burst: Tokens, hold_rate: Rate) -> Shrunk {
+        let Some(lease) = &mut self.lease else { return Shrunk::default() };
+        let leased = lease.burst.is_positive() || lease.rate.is_positive();
+        lease.burst = lease.burst.min(hold_burst.or_zero());
+        lease.rate = lease.rate.min(hold_rate.or_zero());
+        let (burst, rate) = (lease.burst, lease.rate);
+        let before = self.level.tokens;
+        self.level.clip(self.cap());
+        Shrunk { leased, returned: before - self.level.tokens, burst, rate }
+    }
+
+    /// An ask with this number is about to be made: records with smaller ones, which may still be on their way, have no effect
+    /// from now on.
+    pub fn fence(&mut self, seq: u64, session: u64, when: Moment) {
+        let before = seq.saturating_sub(1);
+        let guard = when.now + LEASE_MAX;
+        let none = Lease {
+            session,
+            seq: 0,
+            push: 0,
+            granted: Tokens::ZERO,
+            burst: Tokens::ZERO,
+            rate: Rate::ZERO,
+            deadline: when.now,
+            guard,
+        };
+        let lease = self.lease.get_or_insert(none);
+        if seq > lease.seq {
+            (lease.seq, lease.push) = (before, u32::MAX);
+        }
+        lease.guard = lease.guard.max(guard);
+    }
+
+    /// Puts a record of the pool in. A record that has ended, or is no newer than the one installed last under this session,
+    /// changes nothing.
+    pub fn install(&mut self, grant: &Grant, session: u64, when: Moment) {
+        if grant.deadline <= when.late {
+            return;
+        }
+        let last = self.lease;
+        if last.is_some_and(|last| (grant.seq, grant.push) <= (last.seq, last.push)) {
+            return;
+        }
+        let counted = last.filter(|last| last.seq == grant.seq).map_or(Tokens::ZERO, |last| last.granted);
+        let granted = Tokens(exact(grant.granted.0));
+        self.lease = Some(Lease {
+            session,
+            seq: grant.seq,
+            push: grant.push,
+            granted: granted.max(counted),
+            burst: Tokens(exact(grant.burst.0)),
+            rate: Rate(exact(grant.rate.0)),
+            deadline: grant.deadline,
+            guard: last.map_or(grant.deadline, |last| last.guard.max(grant.deadline)),
+        });
+        self.level.tokens += (granted - counted).or_zero();
+        self.level.clip(self.cap());
+    }
+
+    /// Store time until which it must be kept: from then on it is no different from one that was never seen.
+    /// (Not counting [`Unseen`]: see [`Unseen::after_change`].)
+    #[must_use]
+    pub fn keep_until(&self) -> Micros {
+        let fill = self.shape.rate.time_for(self.shape.cap - self.level.tokens);
+        let full = self.at + fill.map_or(KEEP_MAX, |t| t.min(KEEP_MAX));
+        self.lease.map_or(full, |lease| full.max(lease.guard)) + KEEP_MARGIN
+    }
+}
+
+/// What one of a request's charges does to the bucket at `bucket` in the list.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge {
+    /// Which one.
+    pub bucket: usize,
+    /// Tokens to take; less than 0 gives back.
+    pub cost: Tokens,
+    /// Does all depend on it?
+    pub enforce: bool,
+}
+
+/// Checks a request's charges in their order, each against what those before it leave; then takes all that fitted, or
+/// (if one did not that had to) nothing. Returns whether all went well, and whether each charge fitted. The buckets are settled.
+pub fn take(buckets: &mut [Bucket], charges: &[Charge]) -> (bool, Vec<bool>) {
+    let mut after: Vec<Level> = buckets.iter().map(|bucket| bucket.level).collect();
+    let mut allowed = true;
+    let mut fits = Vec::with_capacity(charges.len());
+    for charge in charges {
+        let fit = match (buckets.get(charge.bucket), after.get_mut(charge.bucket)) {
+            (Some(bucket), Some(level)) if charge.cost <= level.tokens => {
+                level.tokens -= charge.cost;
+                level.clip(bucket.cap());
+                true
+            }
+            _ => false,
+        };
+        allowed &= fit || !charge.enforce;
+        fits.push(fit);
+    }
+    if allowed {
+        for (bucket, level) in buckets.iter_mut().zip(after) {
+            bucket.level = level;
+        }
+    }
+    (allowed, fits)
+}
+
+/// Within `0..=EXACT_MAX`.
+fn exact(x: i64) -> i64 {
+    x.clamp(0, EXACT_MAX)
+}
+
+fn cap_sum(a: Tokens, b: Tokens) -> Tokens {
+    (a + b).min(Tokens(EXACT_MAX))
+}
+
+fn rate_sum(a: Rate, b: Rate) -> Rate {
+    (a + b).min(Rate(EXACT_MAX))
+}
+
+#[cfg(test)]
+mod tests;

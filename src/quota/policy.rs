@@ -47,7 +47,7 @@ pub struct Policy {
 }
 
 /// One key of a policy's `match`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyMatch {
     /// The descriptor entry's key.
     pub key: Arc<str>,
@@ -56,7 +56,7 @@ pub struct KeyMatch {
 }
 
 /// Which values of a key match; in the order of precedence.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ValueMatch {
     /// `value: x`
     Exact(Arc<str>),
@@ -64,6 +64,29 @@ pub enum ValueMatch {
     Prefix(Arc<str>),
     /// No `value`: a bucket for each value.
     Any,
+}
+
+impl std::fmt::Display for KeyMatch {
+    /// As people write it: `tenant=*`, `op=search`, `path=/api/*`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.value {
+            ValueMatch::Exact(value) => write!(f, "{}={value}", self.key),
+            ValueMatch::Prefix(prefix) => write!(f, "{}={prefix}*", self.key),
+            ValueMatch::Any => write!(f, "{}=*", self.key),
+        }
+    }
+}
+
+impl std::fmt::Display for Limit {
+    /// As people write it: `10/s, burst 100`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TokenBucket(TokenBucket { amount, per, burst }) => {
+                write!(f, "{amount}/{}, burst {burst}", per.suffix())
+            }
+            Self::Unlimited => f.write_str("unlimited"),
+        }
+    }
 }
 
 /// What a policy allows.
@@ -120,6 +143,20 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// How it is written in a rate.
+    #[must_use]
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Second => "s",
+            Self::Minute => "m",
+            Self::Hour => "h",
+            Self::Day => "d",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
     /// Its length in seconds.
     #[must_use]
     pub const fn seconds(self) -> i64 {
@@ -284,11 +321,14 @@ impl Policy {
             .iter()
             .map(|region| {
                 let weight = i64::from(self.weight(region));
-                Part {
+                let part = Part {
                     rate: reserve.rate.of_rate(rate).mul_div(weight, total),
                     burst: reserve.burst.of_tokens(burst).mul_div(weight, total),
                     overdraft: overshoot.mul_div(weight, total),
-                }
+                };
+                // A reserve that cannot hold one request is of no use to anyone; in the pool it is.
+                let useless = self.mode != Mode::Split && part.cap() < Tokens::whole(1);
+                if useless { Part { overdraft: part.overdraft, ..Part::default() } } else { part }
             })
             .collect();
         let fill = rate.time_for(burst).unwrap_or(LEASE_MAX);
@@ -342,5 +382,9 @@ mod tests {
         assert_eq!(cut.overshoot(), Tokens::whole(60));
         assert_eq!(cut.parts[1].rate, Rate(3_333_333));
         assert_eq!(cut.lease, LEASE_MIN);
+
+        let mut tiny = policy(Mode::Strict);
+        tiny.limit = Limit::TokenBucket(TokenBucket { amount: 1, per: Unit::Second, burst: 1 });
+        assert_eq!(tiny.cut(&regions).unwrap().parts, vec![Part::default(); 3]);
     }
 }

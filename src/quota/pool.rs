@@ -1,37 +1,149 @@
-//! The replicated state machine: for each bucket, one pool, cut out of the policy's rate and burst.
+//! The replicated state machine: for each bucket, one pool, cut out of the policy's rate and burst, and lent to regions in
+//! slices. Learnt from escrow accounts (O'Neil, 1986), bounded counters (Balegas et al., 2015) and leases (Gray and
+//! Cheriton, 1989).
+//!
+//! [`Pool::apply`] is the only door to the state, and every replica goes through it with the same entries; a region reads
+//! what it was granted in its own replica. Nothing in an entry can make it panic, or lend more than there is.
+//!
+//! Not here yet, and the place kept open: lending of idle reserve, calendar quotas.
 
+mod clock;
+mod decide;
 pub mod entry;
+mod ledger;
+mod policies;
 
+#[cfg(test)]
+mod tests;
+
+pub use clock::RaftClock;
 pub use entry::{Ack, Applied, Ask, Entry, Join, Op, PolicyOutcome, RegionId, SetPolicies, Stamp};
+pub use ledger::{Breach, Ghost, MAX_AGE, Record};
+pub use policies::{POLICIES_MAX, VERSIONS_MAX};
 
-use super::amount::Micros;
-use super::policy::RegionName;
+use self::decide::Decision;
+use self::ledger::Ledger;
+use self::policies::{Policies, Slot, Terms};
+use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
+use super::policy::{BucketId, Cut, Part, Policy, RegionName};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// The most regions that a cluster has.
+pub const REGIONS_MAX: usize = 64;
+/// Operations of one entry beyond this many are ignored: whoever proposed them asks again.
+pub const OPS_MAX: usize = 16_384;
+/// Buckets that have books. Asks for one more are refused: regions go on with their reserves there.
+pub const BUCKETS_MAX: usize = 4_000_000;
+/// Buckets looked at for eviction by an entry, besides one for each of its operations.
+const EVICT_STEP: usize = 16;
 
 /// The pool of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     regions: Vec<RegionName>,
+    /// Each region's epoch, and the nonce of the [`Join`] that began it.
+    epochs: Vec<(u64, u64)>,
     tau: Micros,
     term: u64,
+    policies: Policies,
+    buckets: BTreeMap<BucketId, Ledger>,
+    /// Where the search for buckets to forget goes on.
+    evict_after: Option<BucketId>,
+}
+
+/// A policy in force.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyView<'a> {
+    /// What asks call it. No other policy of this cluster ever has the same.
+    pub id: u32,
+    /// The policy.
+    pub policy: &'a Arc<Policy>,
+    /// How it is cut up; `None`: unlimited.
+    pub cut: Option<&'a Cut>,
+}
+
+/// One bucket's pool, for people to look at.
+#[derive(Clone, Debug)]
+pub struct BucketView {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// Of which policy.
+    pub policy: u32,
+    /// Tokens that may be lent, at the pool's own Raft time.
+    pub level: Tokens,
+    /// Rate that is not lent (negative while a policy shrinks).
+    pub free_rate: Rate,
+    /// Burst that is not lent (negative while a policy shrinks).
+    pub free_burst: Tokens,
+    /// The books did not balance: nothing is granted.
+    pub frozen: bool,
+    /// By region: what is lent, and tombstones.
+    pub records: Vec<Record>,
+}
+
+/// What a region would ask: see [`Pool::preview`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inquiry {
+    /// Who.
+    pub region: RegionId,
+    /// As in [`Ask`].
+    pub demand: Rate,
+    /// As in [`Ask`].
+    pub want: Tokens,
+    /// As in [`Ask`].
+    pub level: Tokens,
+    /// As in [`Ask`].
+    pub short: Tokens,
+    /// As in [`Ask`].
+    pub quantum: Tokens,
+    /// What it would keep: burst ...
+    pub held_burst: Tokens,
+    /// ... and rate.
+    pub held_rate: Rate,
+}
+
+/// What an ask would get, were it applied now, and whether others wait for what the region holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preview {
+    /// It would hold this rate ...
+    pub rate: Rate,
+    /// ... and this burst ...
+    pub burst: Tokens,
+    /// ... and get so many tokens.
+    pub tokens: Tokens,
+    /// Another region is entitled to more than it holds.
+    pub others_short: bool,
+    /// The needs on record exceed the pool.
+    pub contended: bool,
+    /// Some region has asked about this bucket not long ago.
+    pub known: bool,
+    /// What this region said last about its demand.
+    pub demand_on_record: Rate,
+    /// It would be served by tokens on demand, not by a share of the rate.
+    pub on_demand: bool,
 }
 
 impl Pool {
-    /// Applies one committed log entry; the only door to the state.
+    /// Applies one committed log entry, of Raft term `term`; the only door to the state.
     pub fn apply(&mut self, term: u64, entry: &Entry) -> Applied {
+        let mut applied = Applied::default();
         self.term = term;
         if entry.stamp.term != term {
-            return Applied { refused: true, ..Applied::default() };
+            // Stamped by an earlier leadership of the same node: the stamp may run ahead of this term's clock, and without
+            // a stamp a lease has no start. Refuse; the region asks again.
+            applied.refused = true;
+            return applied;
         }
         self.tau = self.tau.max(entry.stamp.tau);
-        for op in &entry.ops {
-            if let Op::Found { regions, .. } = op
-                && self.regions.is_empty()
-            {
-                self.regions.clone_from(regions);
-            }
+        self.settle();
+        for op in entry.ops.iter().take(OPS_MAX) {
+            self.apply_op(op, &mut applied);
         }
-        Applied::default()
+        self.evict(EVICT_STEP.saturating_add(entry.ops.len().min(OPS_MAX)));
+        applied
     }
 
     /// The Raft clock: the newest stamp that counted.
@@ -51,4 +163,338 @@ impl Pool {
     pub fn regions(&self) -> &[RegionName] {
         &self.regions
     }
+
+    /// The id of a region.
+    #[must_use]
+    pub fn region(&self, name: &str) -> Option<RegionId> {
+        self.regions.iter().zip(0_u16..).find(|(r, _)| &***r == name).map(|(_, i)| RegionId(i))
+    }
+
+    /// A region's epoch, and the nonce of the [`Join`] that began it; (0, 0) before its first.
+    #[must_use]
+    pub fn epoch(&self, region: RegionId) -> (u64, u64) {
+        self.epochs.get(usize::from(region.0)).copied().unwrap_or_default()
+    }
+
+    /// What a region was granted for a bucket.
+    #[must_use]
+    pub fn record(&self, bucket: BucketId, region: RegionId) -> Option<&Record> {
+        self.buckets.get(&bucket)?.records.iter().find(|r| r.region == region)
+    }
+
+    /// The version of the policies; 0 before the cluster was founded.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.policies.version()
+    }
+
+    /// The policies in force, in the order in which their author wrote them.
+    pub fn policies(&self) -> impl Iterator<Item = PolicyView<'_>> {
+        self.policies.iter().map(|(id, policy, cut)| PolicyView { id, policy, cut })
+    }
+
+    /// How the limit of a policy in force is cut up; `None`: it is unlimited, or there is no such policy.
+    #[must_use]
+    pub fn cut(&self, policy: u32) -> Option<&Cut> {
+        self.policies.slot(policy)?.terms().map(|terms| terms.cut)
+    }
+
+    /// What a region may use of a policy's reserve at this moment: its part, or less while a change is under way. `None`:
+    /// the policy is unlimited, or there is no such policy or region.
+    #[must_use]
+    pub fn usable(&self, policy: u32, region: RegionId) -> Option<Part> {
+        self.policies.slot(policy)?.usable(region)
+    }
+
+    /// The level (overdraft included) at Raft time [`Self::tau`] of a bucket that the region's store has never seen;
+    /// `None`: it is full. Not full for some time after a policy raised the reserve: nobody gains tokens by that.
+    #[must_use]
+    pub fn unseen(&self, policy: u32, region: RegionId) -> Option<Tokens> {
+        self.policies.slot(policy)?.unseen_part(region, self.tau)
+    }
+
+    /// Regions that have not acknowledged this version of the policies.
+    pub fn unacked(&self, version: u64) -> impl Iterator<Item = RegionId> {
+        self.policies.unacked(version)
+    }
+
+    /// Is only one version of the policies in play? If not, somebody must propose entries (empty ones will do) for Raft
+    /// time to go on, until it is.
+    #[must_use]
+    pub fn settled(&self) -> bool {
+        self.policies.is_settled()
+    }
+
+    /// The Raft time from which the oldest change of policies can settle, given all acknowledgements.
+    #[must_use]
+    pub fn settles_at(&self) -> Option<Micros> {
+        self.policies.clear_at()
+    }
+
+    /// What would this region get if its ask were applied at Raft time `tau`? `None`: there is nothing to be had (split,
+    /// unlimited, or no such policy).
+    #[must_use]
+    pub fn preview(&self, policy: u32, bucket: BucketId, tau: Micros, inquiry: &Inquiry) -> Option<Preview> {
+        let slot = self.policies.slot(policy)?;
+        let terms = slot.terms().filter(|terms| terms.cut.pooled)?;
+        let mut ledger = self.ledger_at(slot, &terms, bucket, tau);
+        let known = ledger.records.iter().any(|r| r.live || r.demand.is_positive());
+        let contended = decide::contended(&terms, &ledger);
+        let others_short = decide::others_short(&terms, &ledger, inquiry.region);
+        let now = ledger.at;
+        let record = ledger.record_mut(inquiry.region)?;
+        let demand_on_record = record.demand;
+        record.burst = inquiry.held_burst.or_zero().min(record.burst);
+        record.rate = inquiry.held_rate.or_zero().min(record.rate);
+        record.live = true;
+        advise(record, &terms, now, inquiry.demand, inquiry.want, inquiry.quantum);
+        let d = decide::decide(&terms, &ledger, inquiry.region, inquiry.level, inquiry.short);
+        Some(Preview {
+            rate: d.rate,
+            burst: d.burst,
+            tokens: d.tokens,
+            others_short,
+            contended,
+            known,
+            demand_on_record,
+            on_demand: d.on_demand,
+        })
+    }
+
+    /// The level of a bucket's pool, were an entry stamped `tau` applied now.
+    #[must_use]
+    pub fn free(&self, policy: u32, bucket: BucketId, tau: Micros) -> Tokens {
+        let Some(slot) = self.policies.slot(policy) else { return Tokens::ZERO };
+        let Some(terms) = slot.terms() else { return Tokens::ZERO };
+        self.ledger_at(slot, &terms, bucket, tau).level.tokens
+    }
+
+    /// How many buckets have books.
+    #[must_use]
+    pub fn bucket_count(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// The buckets that have books, for status pages, at the pool's own Raft time.
+    pub fn buckets(&self) -> impl Iterator<Item = BucketView> {
+        self.buckets.keys().filter_map(|id| self.bucket(*id))
+    }
+
+    /// One of [`Self::buckets`].
+    #[must_use]
+    pub fn bucket(&self, bucket: BucketId) -> Option<BucketView> {
+        let policy = self.buckets.get(&bucket)?.policy;
+        let slot = self.policies.slot(policy)?;
+        let terms = slot.terms()?;
+        let ledger = self.ledger_at(slot, &terms, bucket, self.tau);
+        let (free_rate, free_burst) = ledger.free(&terms);
+        let (level, frozen, records) = (ledger.level.tokens, ledger.frozen, ledger.records);
+        Some(BucketView { bucket, policy, level, free_rate, free_burst, frozen, records })
+    }
+
+    /// Checks the books of every bucket.
+    ///
+    /// # Errors
+    /// The first bucket whose books do not balance.
+    pub fn check(&self) -> Result<(), (BucketId, Breach)> {
+        self.buckets.iter().try_for_each(|(id, ledger)| {
+            let terms = self.policies.slot(ledger.policy).and_then(Slot::terms);
+            terms.map_or(Ok(()), |terms| ledger.check(&terms)).map_err(|breach| (*id, breach))
+        })
+    }
+
+    fn apply_op(&mut self, op: &Op, applied: &mut Applied) {
+        match op {
+            Op::Found { regions, policies } => {
+                applied.policies = self.found(regions, policies).or(applied.policies)
+            }
+            Op::Ask(ask) => self.ask(ask, applied),
+            Op::Join(join) => self.join(join, applied),
+            Op::SetPolicies(set) => applied.policies = Some(self.set_policies(set)),
+            Op::Ack(ack) => self.ack(ack, applied),
+        }
+    }
+
+    fn found(&mut self, regions: &[RegionName], policies: &[Policy]) -> Option<PolicyOutcome> {
+        if !self.regions.is_empty() {
+            return None;
+        }
+        let mut names = regions.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        if regions.is_empty() || regions.len() > REGIONS_MAX || names.len() != regions.len() {
+            return Some(PolicyOutcome::Refused);
+        }
+        let Some(policies) = Policies::found(regions, policies, self.tau) else {
+            return Some(PolicyOutcome::Refused);
+        };
+        self.policies = policies;
+        self.regions = regions.to_vec();
+        self.epochs = vec![(0, 0); regions.len()];
+        Some(PolicyOutcome::Set(self.policies.version()))
+    }
+
+    fn join(&mut self, join: &Join, applied: &mut Applied) {
+        let Some(epoch) = self.epochs.get_mut(usize::from(join.region.0)) else { return };
+        if epoch.0 == join.previous {
+            *epoch = (join.previous.saturating_add(1), join.nonce);
+            applied.joined.push(join.region);
+        }
+    }
+
+    fn set_policies(&mut self, set: &SetPolicies) -> PolicyOutcome {
+        let version = self.policies.version();
+        if set.expected.is_some_and(|expected| expected != version) {
+            return PolicyOutcome::Conflict(version);
+        }
+        if self.regions.is_empty() || !self.policies.accepts(&set.policies) {
+            return PolicyOutcome::Refused;
+        }
+        self.advance(|_| true);
+        let version = self.policies.set(&self.regions, &set.policies, self.tau);
+        self.advance(|_| true); // clips the levels to the new caps
+        self.settle();
+        PolicyOutcome::Set(version)
+    }
+
+    fn ack(&mut self, ack: &Ack, applied: &mut Applied) {
+        if !self.policies.awaits(ack.region, ack.version) {
+            return;
+        }
+        let in_motion = self.policies.in_motion();
+        self.advance(&in_motion);
+        self.policies.ack(ack.region, ack.version, self.tau);
+        self.advance(&in_motion);
+        self.settle();
+        applied.acknowledged = true;
+    }
+
+    fn settle(&mut self) {
+        let gone = self.policies.settle(self.tau).ids;
+        if !gone.is_empty() {
+            self.buckets.retain(|_, ledger| gone.binary_search(&ledger.policy).is_err());
+        }
+    }
+
+    fn ask(&mut self, ask: &Ask, applied: &mut Applied) {
+        let Some((epoch, _)) = self.epochs.get(usize::from(ask.region.0)) else { return };
+        let sent = ask.seen.tau + ask.age.or_zero();
+        if ask.epoch != *epoch || self.tau - sent > MAX_AGE {
+            return;
+        }
+        let Some(slot) = self.policies.slot(ask.policy) else { return };
+        let Some(terms) = slot.terms().filter(|terms| terms.cut.pooled) else { return };
+        if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&ask.bucket) {
+            return;
+        }
+        let ledger = self.buckets.entry(ask.bucket).or_insert_with(|| slot.unseen.clone());
+        if ledger.policy != ask.policy {
+            return;
+        }
+        ledger.advance(&terms, self.tau);
+        let Some(written) = answer(&terms, ledger, ask) else { return };
+        applied.records.extend(written.regions.into_iter().map(|region| (region, ask.bucket)));
+        if written.balance.and_then(|()| ledger.check(&terms)).is_err() {
+            ledger.frozen = true;
+            applied.breached.push(ask.bucket);
+        }
+    }
+
+    /// Brings the buckets of these policies to the pool's Raft time, under the terms in force.
+    fn advance(&mut self, of: impl Fn(u32) -> bool) {
+        for ledger in self.buckets.values_mut().filter(|ledger| of(ledger.policy)) {
+            if let Some(terms) = self.policies.slot(ledger.policy).and_then(Slot::terms) {
+                ledger.advance(&terms, self.tau);
+            }
+        }
+    }
+
+    /// Looks at the next `many` buckets, and forgets those that are no worse off than a bucket never seen.
+    fn evict(&mut self, many: usize) {
+        let from = self.evict_after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut idle = Vec::new();
+        let mut last = None;
+        for (id, ledger) in self.buckets.range_mut((from, Bound::Unbounded)).take(many) {
+            last = Some(*id);
+            let Some(slot) = self.policies.slot(ledger.policy) else { continue };
+            let Some(terms) = slot.terms() else { continue };
+            ledger.advance(&terms, self.tau);
+            let mut unseen = slot.unseen.clone();
+            unseen.advance(&terms, self.tau);
+            let full = (ledger.level.tokens, ledger.level.rem) >= (unseen.level.tokens, unseen.level.rem);
+            if ledger.records.is_empty() && full && !ledger.frozen {
+                idle.push(*id);
+            }
+        }
+        self.evict_after = last;
+        for id in idle {
+            self.buckets.remove(&id);
+        }
+    }
+
+    /// A copy of a bucket's books at Raft time `tau`.
+    fn ledger_at(&self, slot: &Slot, terms: &Terms<'_>, bucket: BucketId, tau: Micros) -> Ledger {
+        let kept = self.buckets.get(&bucket).filter(|ledger| ledger.policy == slot.id);
+        let mut ledger = kept.unwrap_or(&slot.unseen).clone();
+        ledger.advance(terms, tau);
+        ledger
+    }
+}
+
+/// What an ask wrote.
+struct Written {
+    regions: Vec<RegionId>,
+    /// Did no more come out than went in?
+    balance: Result<(), Breach>,
+}
+
+/// Answers an ask: takes back what it gives up, decides, writes the record, and offers what became free to others.
+fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask) -> Option<Written> {
+    let now = ledger.at;
+    let before = ledger.level.tokens;
+    let given_up = ledger.give_up(terms, ask)?;
+    let free_before = ledger.free(terms);
+    let record = ledger.record_mut(ask.region)?;
+    (record.epoch, record.seq, record.push, record.live) = (ask.epoch, ask.seq, 0, true);
+    record.granted = Tokens::ZERO;
+    advise(record, terms, now, ask.demand, ask.want, ask.quantum);
+    let granted_before: Tokens = ledger.records.iter().map(|r| r.granted).sum();
+    let decision = decide::decide(terms, ledger, ask.region, ask.level, ask.short);
+    write(ledger.record_mut(ask.region)?, now, given_up.expires, &decision);
+    ledger.level.tokens -= decision.tokens;
+    ledger.clip(terms);
+    let mut regions = vec![ask.region];
+    regions.extend(decide::distribute(terms, ledger, ask.region));
+    let granted = ledger.records.iter().map(|r| r.granted).sum::<Tokens>() - granted_before;
+    let (rate, burst) = ledger.free(terms);
+    let balance = if ledger.level.tokens + granted > before + given_up.back {
+        Err(Breach::Tokens)
+    } else if rate < free_before.0.min(Rate::ZERO) || burst < free_before.1.min(Tokens::ZERO) {
+        Err(Breach::Overlent)
+    } else {
+        Ok(())
+    };
+    Some(Written { regions, balance })
+}
+
+/// What a region says about itself, within reason.
+fn advise(record: &mut Record, terms: &Terms<'_>, now: Micros, demand: Rate, want: Tokens, quantum: Tokens) {
+    let one = Tokens(MICROS_PER_TOKEN);
+    record.asked = now;
+    record.demand = demand.or_zero();
+    record.want = want.or_zero();
+    record.quantum = quantum.clamp(one, terms.cut.burst.max(one));
+}
+
+/// The liability keeps the larger of held and offered until the region's next ask says that it has shrunk. Tokens on their
+/// way count on top of what is held: while they travel the region can refill to its old cap and spend it. And until it
+/// reads this record, the region may hold on to its older, perhaps longer lease.
+fn write(record: &mut Record, now: Micros, older: Micros, decision: &Decision) {
+    record.offer_burst = decision.burst;
+    record.offer_rate = decision.rate;
+    record.granted = decision.tokens;
+    record.burst = (record.burst + decision.tokens).max(decision.burst);
+    record.rate = record.rate.max(decision.rate);
+    record.lease = decision.lease;
+    record.expires = (now + decision.lease).max(older);
 }

@@ -56,7 +56,7 @@ pub struct Ask {
     pub region: RegionId,
     /// Its epoch: see [`Join`].
     pub epoch: u64,
-    /// Index of the policy: its id, see [`crate::quota::pool::Pool`].
+    /// The policy's id: see [`crate::quota::pool::PolicyView`].
     pub policy: u32,
     /// Which bucket of it.
     pub bucket: BucketId,
@@ -141,4 +141,7 @@ pub enum PolicyOutcome {
     Set(u64),
     /// Another version is in force than the one that was expected.
     Conflict(u64),
+    /// These can't be policies (too many, a name twice, amounts beyond what a limit may have), there is no cluster yet, or
+    /// too many changes still wait for regions to acknowledge them. Nothing has changed.
+    Refused,
 }

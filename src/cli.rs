@@ -1,0 +1,42 @@
+//! The commands, one file each. Exit codes: 0 done (or allowed), 1 a "no" (denied, faults found), 2 could not do it.
+
+pub mod check;
+pub mod client;
+pub mod dev;
+pub mod policies;
+pub mod serve;
+pub mod status;
+pub mod validate;
+
+use clap::{Parser, Subcommand};
+
+/// Exit code of a "no": denied, a faulty file, differences.
+pub const NO: u8 = 1;
+/// Exit code where it could not be done: bad arguments, unreachable.
+pub const COULD_NOT: u8 = 2;
+
+/// One API quota, enforced across regions, that stays true when the network does not.
+#[derive(Debug, Parser)]
+#[command(name = "quorate", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run one region's daemon until SIGTERM or SIGINT
+    Serve(serve::Args),
+    /// Run a whole multi-region cluster on this machine, in one process
+    Dev(dev::Args),
+    /// Ask for one decision and print it
+    Check(check::Args),
+    /// Check region and policy files, and say what each policy guarantees
+    Validate(validate::Args),
+    /// Show or change the policies of a running cluster
+    Policies(policies::Args),
+    /// Show a region's view of the cluster
+    Status(status::Args),
+}

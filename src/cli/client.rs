@@ -1,0 +1,54 @@
+//! What commands need to talk to a running daemon.
+
+use anyhow::{Context as _, bail};
+use std::time::Duration;
+
+/// Long enough for any decision; a daemon that takes longer is not answering.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A client for one command.
+///
+/// # Errors
+/// If TLS cannot be set up.
+pub fn http() -> anyhow::Result<reqwest::Client> {
+    reqwest::Client::builder()
+        .timeout(TIMEOUT)
+        .no_proxy()
+        .user_agent(concat!("quorate/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .context("cannot set up an HTTP client")
+}
+
+/// A runtime for one command.
+///
+/// # Errors
+/// If the system refuses.
+pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")
+}
+
+/// The base of a URL given as a flag: `http://` may be left out, a trailing slash is dropped.
+///
+/// # Errors
+/// If it is no http or https URL.
+pub fn base(flag: &str, url: &str) -> anyhow::Result<String> {
+    let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+    let parsed = reqwest::Url::parse(&url).with_context(|| format!("{flag} {url}: not a URL"))?;
+    if !matches!(parsed.scheme(), "http" | "https") || parsed.host_str().is_none() {
+        bail!("{flag} {url}: want an address such as http://127.0.0.1:8083");
+    }
+    Ok(url.trim_end_matches('/').to_owned())
+}
+
+/// The reason behind a failed request, without the URL (which the caller names) and in one line.
+#[must_use]
+pub fn why(error: &reqwest::Error) -> String {
+    if error.is_timeout() {
+        return format!("no answer within {} s", TIMEOUT.as_secs());
+    }
+    let mut source: &dyn std::error::Error = error;
+    while let Some(next) = source.source() {
+        source = next;
+    }
+    source.to_string()
+}

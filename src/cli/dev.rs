@@ -1,0 +1,331 @@
+//! `quorate dev`: a whole multi-region cluster on this machine, in one process.
+
+mod redis;
+
+use super::serve;
+use crate::config::{
+    self, Cluster, Config, Listen, Peer, PeerUrl, RedisConfig, RedisUrl, StoreConfig, Unmatched,
+};
+use crate::node::Node;
+use crate::quota::policy::{KeyMatch, Policy, RegionName, ValueMatch};
+use crate::telemetry;
+use crate::wan::Link;
+use anyhow::{Context as _, bail};
+use std::collections::BTreeSet;
+use std::io::{IsTerminal as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr as _;
+use std::time::{Duration, Instant};
+
+/// What regions are called, in order; there can be no more.
+const NAMES: [&str; 9] =
+    ["us-east", "eu-west", "ap-south", "us-west", "eu-north", "ap-east", "sa-east", "af-south", "me-central"];
+/// Ports from one region to the next.
+const PORTS_A_REGION: u16 = 10;
+/// The policies of the example, where no file is given.
+const EXAMPLE: &str = include_str!("../../config/policies.yaml");
+/// What it is called in messages.
+const EXAMPLE_NAME: &str = "the example policies";
+/// How long to wait for all regions to be ready before saying what they wait for.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+/// The longest line between regions.
+const WAN_RTT_MAX: Duration = Duration::from_secs(2);
+/// Within this a decision needs an answer from a spawned Redis.
+const REDIS_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// Run a whole multi-region cluster on this machine, in one process: nothing to install.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How many regions
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=9))]
+    pub regions: u16,
+    /// A policy file [default: the commented example, config/policies.yaml]
+    #[arg(long, value_name = "FILE")]
+    pub policies: Option<PathBuf>,
+    /// Where buckets live: in memory, or in one redis-server a region
+    #[arg(long, value_enum, default_value_t = RedisKind::Embedded)]
+    pub redis: RedisKind,
+    /// Round trip between any two regions
+    #[arg(long, default_value = "80ms", value_parser = wan_rtt)]
+    pub wan_rtt: Duration,
+    /// Region i (from 0) listens at this + 10 i: +0 HTTP, +1 gRPC, +2 peer, +3 admin
+    #[arg(long, default_value_t = 8000)]
+    pub base_port: u16,
+    /// Where state goes [default: a temporary folder]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// Where buckets live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum RedisKind {
+    /// In memory.
+    Embedded,
+    /// In one redis-server a region.
+    Spawn,
+}
+
+/// Runs the cluster until SIGTERM or SIGINT.
+///
+/// # Errors
+/// If it cannot start.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let policies = match &args.policies {
+        Some(file) => config::policies::load(file, Some(&names(args)))?,
+        None => config::policies::parse(Path::new(EXAMPLE_NAME), EXAMPLE, None)?,
+    };
+    let telemetry = telemetry::init(&telemetry::Options { region: "dev".into(), ..Default::default() })?;
+    if std::env::var_os("QUORATE_LOG").is_none() {
+        // The table is what people want to see here.
+        telemetry.set_filter("warn,openraft=off,raft_log=off")?;
+    }
+    let runtime = serve::control_runtime()?;
+    let done = runtime.block_on(async {
+        let began = Instant::now();
+        let cluster = Dev::start(args, &policies).await?;
+        cluster.ready(began).await?;
+        say(&cluster.describe(args, &policies, began));
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+            why = cluster.failed() => bail!("{why}"),
+        }
+        say("\nstopping");
+        cluster.stop().await;
+        anyhow::Ok(ExitCode::SUCCESS)
+    });
+    telemetry.shutdown();
+    done
+}
+
+struct Dev {
+    nodes: Vec<Node>,
+    configs: Vec<Config>,
+    /// Dropped last: the lines, the servers and the folder that the nodes use.
+    _links: Vec<Link>,
+    _redis: Vec<redis::Server>,
+    _temporary: Option<Temporary>,
+}
+
+impl Dev {
+    async fn start(args: &Args, policies: &[Policy]) -> anyhow::Result<Self> {
+        let last = u32::from(args.base_port) + u32::from((args.regions - 1) * PORTS_A_REGION) + 4;
+        if args.base_port == 0 || last > u32::from(u16::MAX) {
+            bail!(
+                "--base-port {}: {} regions need ports up to {last}; choose a lower one",
+                args.base_port,
+                args.regions
+            );
+        }
+        let (data_dir, temporary) = match &args.data_dir {
+            Some(dir) => (dir.clone(), None),
+            None => {
+                let temporary = Temporary::new()?;
+                (temporary.0.clone(), Some(temporary))
+            }
+        };
+        let mut links = Vec::new();
+        let mut servers = Vec::new();
+        let mut configs = Vec::new();
+        for me in 0..args.regions {
+            let mut peers = Vec::new();
+            for other in 0..args.regions {
+                let mut at = addr(args, other, 2);
+                if other != me && !args.wan_rtt.is_zero() {
+                    let link = Link::start(at, args.wan_rtt / 2)
+                        .await
+                        .context("cannot lay a line between regions")?;
+                    at = link.addr();
+                    links.push(link);
+                }
+                let url = PeerUrl { tls: false, host: at.ip().to_string().into(), port: at.port() };
+                peers.push(Peer { name: name(other), url });
+            }
+            peers.sort_by(|a, b| a.name.cmp(&b.name));
+            let dir = data_dir.join(&*name(me));
+            let store = match args.redis {
+                RedisKind::Embedded => StoreConfig::Embedded,
+                RedisKind::Spawn => {
+                    let server = redis::Server::start(addr(args, me, 4), &dir.join("redis")).await?;
+                    let url = RedisUrl::from_str(&server.url())
+                        .map_err(|wrong| anyhow::anyhow!("redis-server: {wrong:?}"))?;
+                    servers.push(server);
+                    StoreConfig::Redis(RedisConfig { url, timeout: REDIS_TIMEOUT })
+                }
+            };
+            configs.push(config(args, me, peers, store, dir.join("raft")));
+        }
+        let mut nodes = Vec::new();
+        for config in &configs {
+            let node = Node::start(config.clone(), policies.to_vec()).await;
+            nodes.push(node.with_context(|| format!("region {}", config.region))?);
+        }
+        Ok(Self { nodes, configs, _links: links, _redis: servers, _temporary: temporary })
+    }
+
+    async fn ready(&self, began: Instant) -> anyhow::Result<()> {
+        let mut told = false;
+        loop {
+            let waits: Vec<String> = self
+                .nodes
+                .iter()
+                .zip(&self.configs)
+                .filter_map(|(node, config)| {
+                    Some(format!("{}: {}", config.region, node.not_ready().first()?))
+                })
+                .collect();
+            if waits.is_empty() {
+                return Ok(());
+            }
+            if began.elapsed() > READY_WITHIN && !told {
+                say(&format!("still waiting for\n  {}", waits.join("\n  ")));
+                told = true;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+                why = self.failed() => bail!("{why}"),
+                _ = tokio::signal::ctrl_c() => bail!("interrupted while waiting for {}", waits.join("; ")),
+            }
+        }
+    }
+
+    async fn failed(&self) -> String {
+        let all = self.nodes.iter().map(|node| Box::pin(node.failed()));
+        futures::future::select_all(all).await.0
+    }
+
+    async fn stop(self) {
+        futures::future::join_all(self.nodes.into_iter().map(Node::drain)).await;
+    }
+
+    fn describe(&self, args: &Args, policies: &[Policy], began: Instant) -> String {
+        let (bold, dim, plain) =
+            if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
+        let mut out = String::new();
+        let buckets = match args.redis {
+            RedisKind::Embedded => "buckets in memory",
+            RedisKind::Spawn => "a redis-server each",
+        };
+        let n = args.regions;
+        let plural = if n == 1 { "" } else { "s" };
+        out += &format!(
+            "{bold}Quorate{plain}: {n} region{plural} in one process, {} ms apart, {buckets}. Ready after {} ms.\n\n",
+            args.wan_rtt.as_millis(),
+            began.elapsed().as_millis()
+        );
+        out += &format!("  {dim}{:<12}{:<24}{:<18}{:<24}{plain}\n", "region", "HTTP", "gRPC", "admin");
+        for config in &self.configs {
+            let l = &config.listen;
+            let (http, admin) = (format!("http://{}", l.http), format!("http://{}", l.admin));
+            out += &format!("  {:<12}{http:<24}{:<18}{admin:<24}\n", config.region, l.grpc.to_string());
+        }
+        out.push('\n');
+        for policy in policies.iter().take(8) {
+            let keys: Vec<&str> = policy.matches.iter().map(|m| &*m.key).collect();
+            out += &format!(
+                "  {dim}policy{plain} {:<20}{:<12}{:<28}domain {}, by {}\n",
+                policy.name,
+                policy.mode.name(),
+                policy.limit.to_string(),
+                policy.domain,
+                keys.join(", ")
+            );
+        }
+        let me = std::env::args().next().unwrap_or_else(|| "quorate".into());
+        if let (Some(first), Some(policy)) = (self.configs.first(), policies.first()) {
+            let (http, admin) = (first.listen.http, first.listen.admin);
+            let values: Vec<String> = policy.matches.iter().map(example).collect();
+            let values = values.join(" ");
+            let last = self.configs.last().unwrap_or(first).listen.http;
+            out += &format!(
+                "\n{bold}Try:{plain}\n  {me} check --addr http://{http} --domain {} {values}\n  \
+                 for i in $(seq 120); do {me} check --addr http://{last} --domain {} {values}; done | sort | uniq -c | sort -rn | head -3\n  \
+                 {me} status --admin http://{admin}\n\nCtrl-C stops it.",
+                policy.domain, policy.domain
+            );
+        }
+        out
+    }
+}
+
+fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir: PathBuf) -> Config {
+    Config {
+        region: name(me),
+        listen: Listen {
+            http: addr(args, me, 0),
+            grpc: addr(args, me, 1),
+            peer: addr(args, me, 2),
+            admin: addr(args, me, 3),
+        },
+        store,
+        data_dir,
+        cluster: Cluster {
+            name: "dev".into(),
+            regions,
+            rtt_max: args.wan_rtt.max(crate::raft::RTT_MAX_DEFAULT),
+        },
+        policies: None,
+        unmatched: Unmatched::Allow,
+        peer_tls: None,
+        admin_token: None,
+        redact: BTreeSet::new(),
+        forward_auth: None,
+        telemetry: config::Telemetry::default(),
+    }
+}
+
+/// Attributes that match.
+fn example(key: &KeyMatch) -> String {
+    match &key.value {
+        ValueMatch::Exact(value) => format!("{}={value}", key.key),
+        ValueMatch::Prefix(prefix) => format!("{}={prefix}42", key.key),
+        ValueMatch::Any => format!("{}=42", key.key),
+    }
+}
+
+fn wan_rtt(text: &str) -> Result<Duration, String> {
+    config::duration(text, Duration::ZERO, WAN_RTT_MAX)
+}
+
+fn names(args: &Args) -> Vec<RegionName> {
+    (0..args.regions).map(name).collect()
+}
+
+fn name(region: u16) -> RegionName {
+    NAMES.get(usize::from(region)).copied().unwrap_or("region").into()
+}
+
+fn addr(args: &Args, region: u16, port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, args.base_port.saturating_add(region * PORTS_A_REGION).saturating_add(port)).into()
+}
+
+/// Prints a line; whoever reads may have gone away.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// A folder that goes when the command ends.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> anyhow::Result<Self> {
+        let dir = std::env::temp_dir().join(format!("quorate-dev-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be made", dir.display()))?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(dir: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(dir) {
+        tracing::warn!(dir = %dir.display(), %error, "could not remove the temporary folder");
+    }
+}

@@ -1,0 +1,131 @@
+//! `quorate policies`: shows or changes the policies of a running cluster.
+
+use super::client;
+use crate::config;
+use crate::server::state::AppliedPolicies;
+use anyhow::{Context as _, bail};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Show or change the policies of a running cluster.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do
+    #[command(subcommand)]
+    pub action: Action,
+    /// A region's admin listener
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8083",
+        env = "QUORATE_ADMIN"
+    )]
+    pub admin: String,
+    /// A file with the admin token
+    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// What to do with them.
+#[derive(Debug, clap::Subcommand)]
+pub enum Action {
+    /// Print the policies in force
+    Show,
+    /// Compare a file with the policies in force; exit code 1 if they differ
+    Diff {
+        /// A policy file
+        file: PathBuf,
+    },
+    /// Commit a file's policies through Raft, all or nothing
+    Apply {
+        /// A policy file
+        file: PathBuf,
+        /// Check only
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the daemon cannot be reached or a file cannot be read.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let base = client::base("--admin", &args.admin)?;
+    let url = format!("{base}/v1/policies");
+    client::runtime()?.block_on(async {
+        let http = client::http()?;
+        match &args.action {
+            Action::Show => {
+                print!("{}", show(&http, &url).await?);
+                Ok(ExitCode::SUCCESS)
+            }
+            Action::Diff { file } => diff(&show(&http, &url).await?, file),
+            Action::Apply { file, dry_run } => apply(args, &http, &url, file, *dry_run).await,
+        }
+    })
+}
+
+async fn show(http: &reqwest::Client, url: &str) -> anyhow::Result<String> {
+    let answer = http.get(url).send().await;
+    let answer = answer.map_err(|e| anyhow::anyhow!("no answer from {url}: {}", client::why(&e)))?;
+    let status = answer.status();
+    let text = answer.text().await.context("the answer broke off")?;
+    if !status.is_success() {
+        bail!("{url} answered {status}: {text}");
+    }
+    Ok(text)
+}
+
+/// Compares what the files mean, and prints what either has and the other has not.
+fn diff(in_force: &str, file: &Path) -> anyhow::Result<ExitCode> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
+    let meaning = |name: &Path, text: &str| -> anyhow::Result<Vec<String>> {
+        let policies = config::policies::parse(name, text, None)?;
+        Ok(policies.iter().map(config::print::policy).collect())
+    };
+    let (old, new) = (meaning(Path::new("policies in force"), in_force)?, meaning(file, &text)?);
+    for gone in old.iter().filter(|policy| !new.contains(policy)) {
+        println!("- {gone}");
+    }
+    for come in new.iter().filter(|policy| !old.contains(policy)) {
+        println!("+ {come}");
+    }
+    Ok(ExitCode::from(if old == new { 0 } else { super::NO }))
+}
+
+async fn apply(
+    args: &Args,
+    http: &reqwest::Client,
+    url: &str,
+    file: &Path,
+    dry_run: bool,
+) -> anyhow::Result<ExitCode> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
+    let mut request = http.put(format!("{url}{}", if dry_run { "?dry_run=1" } else { "" })).body(text);
+    if let Some(path) = &args.token_file {
+        let token =
+            std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+        request = request.bearer_auth(token.trim());
+    }
+    let answer = request.header("content-type", "application/yaml").send().await;
+    let answer = answer.map_err(|e| anyhow::anyhow!("no answer from {url}: {}", client::why(&e)))?;
+    let status = answer.status();
+    let body = answer.text().await.context("the answer broke off")?;
+    if status.is_success() {
+        let done: AppliedPolicies = serde_json::from_str(&body).context("the answer is no JSON")?;
+        println!(
+            "{} version {}",
+            if done.dry_run { "would become" } else { "policies are in force:" },
+            done.version
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
+    let detail = problem.get("detail").and_then(serde_json::Value::as_str).unwrap_or(&body);
+    eprintln!("{}: {detail}", file.display());
+    Ok(ExitCode::from(if status.is_client_error() { super::NO } else { super::COULD_NOT }))
+}

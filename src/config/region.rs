@@ -1,0 +1,466 @@
+//! `region.yaml` to [`Config`].
+
+use super::decode::{self, Fields, Wrong};
+use super::env;
+use super::fault::{Faults, Mark, one_of, shown};
+use super::url::is_loopback_host;
+use super::yaml::{self, Node, Value};
+use super::{
+    AttributeSource, Cluster, Config, ForwardAuth, Listen, LogFormat, Peer, PeerTls, PeerUrl, REGIONS_MAX,
+    RedisConfig, RedisUrl, Secret, StoreConfig, Telemetry, Unmatched,
+};
+use crate::quota::matching::{ATTRIBUTES_MAX, DOMAIN_BYTES_MAX};
+use crate::quota::policy::RegionName;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The keys of the file.
+pub const KEYS: &[&str] = &[
+    "region",
+    "listen",
+    "store",
+    "data_dir",
+    "cluster",
+    "policies",
+    "unmatched",
+    "peer_tls",
+    "admin_token",
+    "admin_token_file",
+    "redact",
+    "forward_auth",
+    "telemetry",
+];
+const LISTEN: &[&str] = &["http", "grpc", "peer", "admin"];
+const STORE: &[&str] = &["redis", "embedded"];
+const REDIS: &[&str] = &["url", "url_file", "timeout"];
+const CLUSTER: &[&str] = &["name", "regions", "rtt_max"];
+const PEER_TLS: &[&str] = &["cert", "key", "ca"];
+const FORWARD_AUTH: &[&str] = &["domain", "attributes"];
+const TELEMETRY: &[&str] = &["otlp", "log"];
+
+const DATA_DIR: &str = "/var/lib/quorate";
+const REDIS_URL: &str = "redis://127.0.0.1:6379";
+const REDIS_TIMEOUT: Duration = Duration::from_millis(20);
+const RTT_MAX: Duration = Duration::from_millis(250);
+const KEY_BYTES_MAX: usize = 255;
+const REDACT_MAX: usize = 1_000;
+const SECRET_FILE_BYTES_MAX: u64 = 64 * 1024;
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// Reads a region file's text, with the environment's overrides. Reads the secret files that it names.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn parse(file: &Path, text: &str, variables: &[(OsString, OsString)]) -> Result<Config, Faults> {
+    let mut root = yaml::parse(file, text)?;
+    let mut faults = Faults::new(file);
+    env::apply(&mut root, variables, &mut faults);
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let config = Reader { folder, faults: &mut faults }.config(&root);
+    faults.or(config)
+}
+
+/// The names of the regions in a region file, sorted, whatever else may be wrong with it.
+#[must_use]
+pub fn region_names(root: &Node) -> Vec<RegionName> {
+    let regions = entry(root, "cluster").and_then(|cluster| entry(cluster, "regions"));
+    let Some(Value::Map(regions)) = regions.map(|node| &node.value) else { return Vec::new() };
+    let names: BTreeSet<RegionName> =
+        regions.iter().filter_map(|(key, _)| decode::name(&key.name).ok().map(Arc::from)).collect();
+    names.into_iter().collect()
+}
+
+fn entry<'n>(node: &'n Node, name: &str) -> Option<&'n Node> {
+    let Value::Map(entries) = &node.value else { return None };
+    entries.iter().find(|(key, _)| key.name == name).map(|(_, node)| node)
+}
+
+struct Reader<'r> {
+    folder: &'r Path,
+    faults: &'r mut Faults,
+}
+
+impl Reader<'_> {
+    fn config(&mut self, root: &Node) -> Option<Config> {
+        let top = Fields::of(root, "", KEYS, self.faults)?;
+        let peer_tls = top.get("peer_tls").map(|node| self.peer_tls(node));
+        let tls = peer_tls.is_some();
+        let listen = self.listen(&top, tls);
+        let cluster = self.cluster(&top, tls);
+        let region = self.region(&top, cluster.as_ref());
+        let store = self.store(&top);
+        let data_dir = top.read_or("data_dir", DATA_DIR.into(), self.faults, |t| path(self.folder, t));
+        let policies = self.optional(&top, "policies", path);
+        let unmatched = top.read_or("unmatched", Unmatched::Allow, self.faults, |text| {
+            choice(text, &[("allow", Unmatched::Allow), ("deny", Unmatched::Deny)])
+        });
+        let admin_token = self.admin_token(&top, listen.as_ref());
+        let redact = self.redact(&top);
+        let forward_auth = top.get("forward_auth").map(|node| self.forward_auth(node));
+        let telemetry = self.telemetry(&top);
+        Some(Config {
+            region: region?,
+            listen: listen?,
+            store: store?,
+            data_dir: data_dir?,
+            cluster: cluster?,
+            policies: policies?,
+            unmatched: unmatched?,
+            peer_tls: transpose(peer_tls)?,
+            admin_token: admin_token?,
+            redact: redact?,
+            forward_auth: transpose(forward_auth)?,
+            telemetry: telemetry?,
+        })
+    }
+
+    fn region(&mut self, top: &Fields<'_>, cluster: Option<&Cluster>) -> Option<RegionName> {
+        let node = top.need("region", "name this region: one of `cluster.regions`", self.faults)?;
+        decode::read(node, "region", self.faults, |text| {
+            let name: RegionName = decode::name(text)?.into();
+            match cluster.map(Cluster::names) {
+                Some(names) if !names.contains(&name) => {
+                    let names: Vec<&str> = names.iter().map(|n| &**n).collect();
+                    let what = format!("is {}, which is not among `cluster.regions`", shown(text));
+                    Err(Wrong::new(what, format!("use {} or add it there", one_of(&names))))
+                }
+                _ => Ok(name),
+            }
+        })
+    }
+
+    fn listen(&mut self, top: &Fields<'_>, tls: bool) -> Option<Listen> {
+        let empty = Node { mark: top.mark().clone(), value: Value::Null };
+        let fields = Fields::of(top.get("listen").unwrap_or(&empty), "listen", LISTEN, self.faults)?;
+        let all = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let own = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let http = fields.read_or("http", all(8080), self.faults, address);
+        let grpc = fields.read_or("grpc", all(8081), self.faults, address);
+        let peer = fields.read_or("peer", if tls { all(8082) } else { own(8082) }, self.faults, |text| {
+            let address = address(text)?;
+            if tls || address.ip().is_loopback() {
+                return Ok(address);
+            }
+            let what = format!("is {}, which is not on loopback, and there is no `peer_tls`", shown(text));
+            Err(Wrong::new(what, "add `peer_tls` (cert, key, ca), or listen at 127.0.0.1"))
+        });
+        let admin = fields.read_or("admin", own(8083), self.faults, address);
+        let listen = Listen { http: http?, grpc: grpc?, peer: peer?, admin: admin? };
+        self.distinct(&fields, &listen);
+        Some(listen)
+    }
+
+    /// No two listeners may have one address.
+    fn distinct(&mut self, fields: &Fields<'_>, listen: &Listen) {
+        let all =
+            [("http", listen.http), ("grpc", listen.grpc), ("peer", listen.peer), ("admin", listen.admin)];
+        for (at, (name, address)) in all.iter().enumerate() {
+            let overlaps = |other: &SocketAddr| {
+                let anywhere = |ip: IpAddr| ip.is_unspecified();
+                other.port() == address.port()
+                    && address.port() != 0
+                    && (other.ip() == address.ip() || anywhere(other.ip()) || anywhere(address.ip()))
+            };
+            if let Some((earlier, _)) = all.iter().take(at).find(|(_, a)| overlaps(a)) {
+                let mark = fields.get(name).or(fields.get(earlier)).map_or(fields.mark(), |node| &node.mark);
+                let what = format!("`listen.{name}` has the port of `listen.{earlier}`: {}", address.port());
+                self.faults.push(mark, what, "give each listener its own port");
+            }
+        }
+    }
+
+    fn store(&mut self, top: &Fields<'_>) -> Option<StoreConfig> {
+        let empty = Node { mark: top.mark().clone(), value: Value::Null };
+        let node = top.get("store").unwrap_or(&empty);
+        let fields = Fields::of(node, "store", STORE, self.faults)?;
+        match (fields.get("embedded"), fields.get("redis")) {
+            (Some(_), Some(_)) => {
+                let mark = fields.key_mark("embedded").unwrap_or(fields.mark());
+                let what = "`store` has both `embedded` and `redis`";
+                self.faults.push(mark, what, "keep the one that holds this region's buckets");
+                None
+            }
+            (Some(embedded), None) => {
+                Fields::of(embedded, "store.embedded", &[], self.faults).map(|_| StoreConfig::Embedded)
+            }
+            (None, redis) => {
+                let redis = Fields::of(redis.unwrap_or(&empty), "store.redis", REDIS, self.faults)?;
+                let (min, max) = (Duration::from_millis(1), Duration::from_secs(5));
+                let default = || RedisUrl::from_str(REDIS_URL).ok();
+                let timeout = redis
+                    .read_or("timeout", REDIS_TIMEOUT, self.faults, |text| decode::duration(text, min, max));
+                let url = self.secret(&redis, "url", RedisUrl::from_str)?.or_else(default)?;
+                Some(StoreConfig::Redis(RedisConfig { url, timeout: timeout? }))
+            }
+        }
+    }
+
+    fn cluster(&mut self, top: &Fields<'_>, tls: bool) -> Option<Cluster> {
+        let node = top.need("cluster", "add `cluster` with its `name` and `regions`", self.faults)?;
+        let fields = Fields::of(node, "cluster", CLUSTER, self.faults)?;
+        let name = fields.need("name", "give the cluster a name, the same in every region", self.faults);
+        let name = name.and_then(|node| {
+            decode::read(node, "cluster.name", self.faults, |text| decode::name(text).map(Arc::from))
+        });
+        let (min, max) = (Duration::from_millis(1), Duration::from_secs(2));
+        let rtt_max =
+            fields.read_or("rtt_max", RTT_MAX, self.faults, |text| decode::duration(text, min, max));
+        let mend = "list every region and its peer URL, the same in every region";
+        let regions = fields.need("regions", mend, self.faults).and_then(|node| self.peers(node, tls));
+        Some(Cluster { name: name?, regions: regions?, rtt_max: rtt_max? })
+    }
+
+    fn peers(&mut self, node: &Node, tls: bool) -> Option<Vec<Peer>> {
+        let entries = decode::entries(node, "cluster.regions", self.faults)?;
+        if entries.is_empty() || entries.len() > REGIONS_MAX {
+            let what = format!("`cluster.regions` has {} regions", entries.len());
+            self.faults.push(&node.mark, what, format!("name 1 to {REGIONS_MAX}"));
+            return None;
+        }
+        let mut peers: Vec<Peer> = Vec::with_capacity(entries.len());
+        let mut all = true;
+        for (key, url) in entries {
+            let path = format!("cluster.regions.{}", key.name);
+            let name = decode::name(&key.name);
+            if let Err(wrong) = &name {
+                let what = format!("{} is no region's name", shown(&key.name));
+                self.faults.push(&key.mark, what, wrong.mend());
+            }
+            let url = decode::read(url, &path, self.faults, |text| {
+                let url = peer_url(text, tls)?;
+                match peers.iter().find(|peer| peer.url == url) {
+                    None => Ok(url),
+                    Some(other) => {
+                        let what = format!("is {}, the URL of `{}`", shown(text), other.name);
+                        Err(Wrong::new(what, "give each region its own"))
+                    }
+                }
+            });
+            match (name, url) {
+                (Ok(name), Some(url)) => peers.push(Peer { name: name.into(), url }),
+                _ => all = false,
+            }
+        }
+        peers.sort_by(|a, b| a.name.cmp(&b.name));
+        all.then_some(peers)
+    }
+
+    fn peer_tls(&mut self, node: &Node) -> Option<PeerTls> {
+        let fields = Fields::of(node, "peer_tls", PEER_TLS, self.faults)?;
+        let mut file = |key: &str, what: &str| {
+            fields.need(key, &format!("name {what} (PEM)"), self.faults)?;
+            fields.read(key, self.faults, |text| path(self.folder, text))
+        };
+        let cert = file("cert", "the file of this region's certificate chain");
+        let key = file("key", "the file of its private key");
+        let ca = file("ca", "the file of the authority that signs all regions' certificates");
+        Some(PeerTls { cert: cert?, key: key?, ca: ca? })
+    }
+
+    /// `Some(None)`: none is given, and none is needed.
+    fn admin_token(&mut self, top: &Fields<'_>, listen: Option<&Listen>) -> Option<Option<Secret>> {
+        let token = self.secret(top, "admin_token", token)?;
+        match listen {
+            Some(listen) if token.is_none() && !listen.admin.ip().is_loopback() => {
+                let admin = top.get("listen").and_then(|listen| entry(listen, "admin"));
+                let what = format!("`listen.admin` is {}, which is not on loopback", listen.admin);
+                let mark = admin.map_or(top.mark(), |node| &node.mark);
+                self.faults.push(mark, what, "add `admin_token_file`, or listen at 127.0.0.1");
+                None
+            }
+            _ => Some(token),
+        }
+    }
+
+    fn redact(&mut self, top: &Fields<'_>) -> Option<BTreeSet<Arc<str>>> {
+        let Some(node) = top.get("redact") else { return Some(BTreeSet::new()) };
+        let items = decode::items(node, "redact", self.faults)?;
+        if items.len() > REDACT_MAX {
+            let what = format!("`redact` has {} keys", items.len());
+            self.faults.push(&node.mark, what, format!("at most {REDACT_MAX} are possible"));
+            return None;
+        }
+        let keys: Vec<Option<Arc<str>>> = items
+            .iter()
+            .map(|item| {
+                decode::read(item, "redact", self.faults, |t| decode::plain(t, KEY_BYTES_MAX).map(Arc::from))
+            })
+            .collect();
+        keys.into_iter().collect()
+    }
+
+    fn forward_auth(&mut self, node: &Node) -> Option<ForwardAuth> {
+        let fields = Fields::of(node, "forward_auth", FORWARD_AUTH, self.faults)?;
+        let domain = fields.need("domain", "name the domain that is asked", self.faults).and_then(|_| {
+            fields.read("domain", self.faults, |t| decode::plain(t, DOMAIN_BYTES_MAX).map(Arc::from))
+        });
+        let mend = "name at least one, such as `ip: client-ip`";
+        let attributes = fields.need("attributes", mend, self.faults)?;
+        let entries = decode::entries(attributes, "forward_auth.attributes", self.faults)?;
+        if entries.is_empty() || entries.len() > ATTRIBUTES_MAX {
+            let what = format!("`forward_auth.attributes` has {} attributes", entries.len());
+            self.faults.push(&attributes.mark, what, format!("name 1 to {ATTRIBUTES_MAX}"));
+            return None;
+        }
+        let mut sources: Vec<(Arc<str>, AttributeSource)> = Vec::with_capacity(entries.len());
+        for (key, node) in entries {
+            let name = decode::plain(&key.name, KEY_BYTES_MAX);
+            if name.is_err() {
+                let what = format!("{} is not an attribute's key", shown(&key.name));
+                self.faults.push(&key.mark, what, format!("use 1 to {KEY_BYTES_MAX} printable bytes"));
+            }
+            let path = format!("forward_auth.attributes.{}", key.name);
+            let source = decode::read(node, &path, self.faults, attribute_source);
+            if let (Ok(name), Some(source)) = (name, source) {
+                sources.push((name.into(), source));
+            }
+        }
+        sources.sort_by(|(a, _), (b, _)| a.cmp(b));
+        (sources.len() == entries.len()).then_some(())?;
+        Some(ForwardAuth { domain: domain?, attributes: sources })
+    }
+
+    fn telemetry(&mut self, top: &Fields<'_>) -> Option<Telemetry> {
+        let Some(node) = top.get("telemetry") else { return Some(Telemetry::default()) };
+        let fields = Fields::of(node, "telemetry", TELEMETRY, self.faults)?;
+        let otlp = fields.read_or("otlp", None, self.faults, |text| super::url::otlp(text).map(Some));
+        let log = fields.read_or("log", LogFormat::Text, self.faults, |text| {
+            choice(text, &[("text", LogFormat::Text), ("json", LogFormat::Json)])
+        });
+        Some(Telemetry { otlp: otlp?, log: log? })
+    }
+
+    /// A scalar that may be left out: `Some(None)`.
+    fn optional<T>(
+        &mut self,
+        fields: &Fields<'_>,
+        key: &str,
+        parse: impl FnOnce(&Path, &str) -> Result<T, Wrong>,
+    ) -> Option<Option<T>> {
+        fields.read_or(key, None, self.faults, |text| parse(self.folder, text).map(Some))
+    }
+
+    /// A secret, in place (`key`) or in a file (`key_file`); `Some(None)` if it is not there. Of a variable and the file, the
+    /// variable counts.
+    fn secret<T>(
+        &mut self,
+        fields: &Fields<'_>,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, Wrong>,
+    ) -> Option<Option<T>> {
+        let key_file = format!("{key}_file");
+        let from_env = |node: &Node| matches!(node.mark, Mark::Env(_));
+        let (inline, filed) = match (fields.get(key), fields.get(&key_file)) {
+            (None, None) => return Some(None),
+            (Some(a), Some(b)) if from_env(a) == from_env(b) => {
+                let what = format!("`{}` and `{}` are both there", fields.name(key), fields.name(&key_file));
+                self.faults.push(&b.mark, what, "keep one of them");
+                return None;
+            }
+            (Some(a), Some(b)) => (Some(a).filter(|a| from_env(a)), Some(b).filter(|b| from_env(b))),
+            found => found,
+        };
+        if let Some(node) = inline {
+            return decode::read(node, &fields.name(key), self.faults, parse).map(Some);
+        }
+        let name = fields.name(&key_file);
+        decode::read(filed?, &name, self.faults, |text| {
+            let file = path(self.folder, text)?;
+            parse(&read_secret(&file)?)
+        })
+        .map(Some)
+    }
+}
+
+fn transpose<T>(value: Option<Option<T>>) -> Option<Option<T>> {
+    match value {
+        Some(None) => None,
+        Some(Some(value)) => Some(Some(value)),
+        None => Some(None),
+    }
+}
+
+fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, Wrong> {
+    if let Some((_, value)) = choices.iter().find(|(name, _)| *name == text) {
+        return Ok(*value);
+    }
+    let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+    Err(Wrong::new(format!("is {}", shown(text)), format!("write {}", one_of(&names))))
+}
+
+fn path(folder: &Path, text: &str) -> Result<PathBuf, Wrong> {
+    decode::plain(text, 4096).map(|text| folder.join(text))
+}
+
+fn address(text: &str) -> Result<SocketAddr, Wrong> {
+    text.parse().map_err(|_| {
+        let mend = "write an IP address and a port, such as `127.0.0.1:8080` or `[::]:8080`";
+        Wrong::new(format!("is not an address: {}", shown(text)), mend)
+    })
+}
+
+fn peer_url(text: &str, tls: bool) -> Result<PeerUrl, Wrong> {
+    let url = PeerUrl::from_str(text)?;
+    match (tls, url.tls) {
+        (true, true) => Ok(url),
+        (true, false) => Err(Wrong::new(
+            format!("is {}, without TLS", shown(text)),
+            "write `https://`: there is `peer_tls`",
+        )),
+        (false, true) => Err(Wrong::new(
+            format!("is {}, and there is no `peer_tls`", shown(text)),
+            "add `peer_tls` (cert, key, ca)",
+        )),
+        (false, false) if is_loopback_host(&url.host) => Ok(url),
+        (false, false) => Err(Wrong::new(
+            format!("is {}, which is not on loopback, and there is no `peer_tls`", shown(text)),
+            "add `peer_tls` (cert, key, ca) and write `https://`",
+        )),
+    }
+}
+
+fn attribute_source(text: &str) -> Result<AttributeSource, Wrong> {
+    let wrong = |what: String| Wrong::new(what, "write `header:NAME`, `client-ip` or `path`");
+    match (text, text.strip_prefix("header:")) {
+        ("client-ip", _) => Ok(AttributeSource::ClientIp),
+        ("path", _) => Ok(AttributeSource::Path),
+        (_, Some(name)) => http::HeaderName::from_str(name.trim())
+            .map(AttributeSource::Header)
+            .map_err(|_| wrong(format!("names no possible header: {}", shown(text)))),
+        _ => Err(wrong(format!("is an unknown source: {}", shown(text)))),
+    }
+}
+
+/// Shows nothing of the token.
+fn token(text: &str) -> Result<Secret, Wrong> {
+    let mend = format!("use at least {TOKEN_CHARS_MIN} printable ASCII characters without spaces");
+    if text.len() < TOKEN_CHARS_MIN || text.len() > 4096 {
+        return Err(Wrong::new(format!("has {} characters", text.len()), mend));
+    }
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(Wrong::new("has characters that a header cannot carry", mend));
+    }
+    Ok(Secret::new(text))
+}
+
+/// A secret file's text without the white space round it.
+fn read_secret(file: &Path) -> Result<String, Wrong> {
+    let unreadable = |error: std::io::Error| {
+        let what = format!("names a file that cannot be read: {}: {error}", file.display());
+        Wrong::new(what, "check the path and its permissions")
+    };
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(unreadable)?;
+    let read = opened.take(SECRET_FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > SECRET_FILE_BYTES_MAX {
+        let what = format!("names a file that is too large for a secret: {}", file.display());
+        return Err(Wrong::new(what, format!("at most {SECRET_FILE_BYTES_MAX} bytes are possible")));
+    }
+    Ok(text.trim().to_owned())
+}

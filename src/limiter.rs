@@ -1,0 +1,369 @@
+//! The fast loop: a request becomes charges, the region's store takes them or does not, and a verdict comes of it.
+//!
+//! One trip to the store, one direction. Nothing here waits for another region, but a strict request that may: it waits
+//! for its own bucket's news, for as long as an ask is under way and its policy lets it.
+
+pub mod active;
+mod fallback;
+pub mod table;
+
+use crate::quota::amount::{DRIFT_PPM, Micros};
+use crate::quota::bucket::Shape;
+use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
+use crate::quota::policy::{Limit, Mode, OnStoreFailure, TokenBucket};
+use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
+use crate::server::Decide;
+use crate::store::memory::MemoryStore;
+use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
+use crate::telemetry::Metrics;
+use active::{Active, ActivePolicy};
+use arc_swap::ArcSwap;
+use fallback::Fallback;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+use table::{Asking, Table, Tally};
+use tokio::time::Instant;
+
+/// The most requests that wait for a lease at a time, in one daemon.
+pub const WAITING_MAX: usize = 10_000;
+/// How long a lease is assumed to take until one has been seen.
+const LEASE_TAKES: Micros = Micros::millis(250);
+
+/// What all threads of a daemon share.
+#[derive(Debug)]
+pub struct Core {
+    /// The policies in force.
+    pub active: ArcSwap<Active>,
+    /// Demand by bucket.
+    pub table: Table,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    fallback: Fallback,
+    waiting: AtomicUsize,
+    lease_takes: AtomicI64,
+}
+
+impl Core {
+    /// Without policies yet: see [`Self::active`]. `local` takes over for policies that say so while the store is down.
+    #[must_use]
+    pub fn new(active: Active, metrics: Arc<Metrics>, local: MemoryStore) -> Self {
+        Self {
+            active: ArcSwap::from_pointee(active),
+            table: Table::default(),
+            metrics,
+            fallback: Fallback::new(local),
+            waiting: AtomicUsize::new(0),
+            lease_takes: AtomicI64::new(LEASE_TAKES.0),
+        }
+    }
+
+    /// How long it takes from an ask to its lease, as measured; for hints in answers.
+    pub fn set_lease_takes(&self, time: Micros) {
+        self.lease_takes.store(time.0, Ordering::Relaxed);
+    }
+}
+
+/// Decides about requests. Each worker thread has its own, with its own way to the store.
+#[derive(Clone, Debug)]
+pub struct Limiter<S> {
+    store: S,
+    core: Arc<Core>,
+}
+
+/// A charge with what is needed to judge it.
+struct Held<'a> {
+    charge: Charge,
+    policy: &'a ActivePolicy,
+    /// `None`: unlimited.
+    limit: Option<TokenBucket>,
+    /// An override's bucket is this region's alone.
+    own: bool,
+    tally: Option<Arc<Tally>>,
+}
+
+impl<S: Store> Decide for Limiter<S> {
+    async fn check(
+        &self,
+        request: &Request<'_>,
+        deadline: Option<Duration>,
+    ) -> Result<Verdict, RequestFault> {
+        let begun = Instant::now();
+        let active = self.core.active.load_full();
+        let matched = active.matcher.charges(request)?;
+        let descriptors = match request.subject {
+            Subject::Descriptors(d) => d.len(),
+            Subject::Attributes(_) => 1,
+        };
+        if !matched.unmatched.is_empty() {
+            self.core.metrics.unmatched(request.domain);
+        }
+        let mut held = hold(&active, &matched);
+        let limits = if held.iter().any(|h| h.limit.is_some()) {
+            self.take(&mut held, deadline.map(|d| begun + d)).await
+        } else {
+            held.iter().map(|h| h.unlimited()).collect()
+        };
+        for (held, verdict) in held.iter().zip(&limits) {
+            held.policy.metrics.count(verdict);
+        }
+        let verdict = Verdict::new(limits, descriptors, active.unmatched_allowed);
+        self.core.metrics.decision.observe(begun.elapsed());
+        Ok(verdict)
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// One with its own way to the store.
+    #[must_use]
+    pub fn new(store: S, core: Arc<Core>) -> Self {
+        Self { store, core }
+    }
+
+    async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {
+        if let Err(error) = self.core.fallback.settle(&self.store, held.iter().map(Held::bucket)).await {
+            return self.without_store(held, error).await;
+        }
+        let mut taken = match self.store.take(take_of(held)).await {
+            Ok(taken) => taken,
+            Err(error) => return self.without_store(held, error).await,
+        };
+        self.core.fallback.store_is_back();
+        self.count(held, &taken);
+        if !taken.allowed
+            && let Some(later) = self.wait(held, &taken, deadline).await
+        {
+            taken = later;
+        }
+        self.judge(held, &taken)
+    }
+
+    /// Tells the slow loop about demand and low buckets.
+    fn count(&self, held: &mut [Held<'_>], taken: &Taken) {
+        for (held, seen) in held.iter_mut().filter(|h| h.limit.is_some()).zip(&taken.charges) {
+            if !held.policy.pooled || held.own {
+                continue;
+            }
+            let cap = held.policy.shape.cap;
+            let low = !seen.fits || seen.level < cap.mul_div(1, 2) || seen.cap > cap;
+            let (id, bucket) = (held.policy.id, held.charge.bucket);
+            held.tally = match self.core.table.get(&bucket) {
+                None if low => self.core.table.get_or_make(id, bucket, held.policy.pool_full),
+                known => known,
+            };
+            let Some(tally) = &held.tally else { continue };
+            tally.count(held.charge.cost, seen.fits, seen.level, taken.now);
+            if !seen.fits || tally.is_low(seen.level) {
+                self.core.table.poke(tally);
+            }
+        }
+    }
+
+    /// A strict request that found too little waits for the leases that are asked for, if all that it lacks can come
+    /// by lease; then it tries again.
+    async fn wait(&self, held: &[Held<'_>], taken: &Taken, deadline: Option<Instant>) -> Option<Taken> {
+        let lacking: Vec<&Held<'_>> = held
+            .iter()
+            .filter(|h| h.limit.is_some())
+            .zip(&taken.charges)
+            .filter(|(h, seen)| !seen.fits && h.enforced())
+            .map(|(h, _)| h)
+            .collect();
+        let wait = lacking.iter().map(|h| h.wait()).min()?;
+        if wait <= Micros::ZERO {
+            return None;
+        }
+        let until = Instant::now() + wait.to_duration();
+        let until = deadline.map_or(until, |d| until.min(d));
+        let _place = Place::take(&self.core.waiting)?;
+        let guards: Option<Vec<_>> = lacking
+            .iter()
+            .map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.policy.pool_full + h.policy.shape.cap))
+            .collect();
+        let _guards = guards?;
+        loop {
+            // Made before looking, so that news in between is not missed.
+            let tallies = || lacking.iter().filter_map(|h| h.tally.as_ref());
+            let news = tallies().map(|t| {
+                let mut news = Box::pin(t.news.notified());
+                news.as_mut().enable();
+                news
+            });
+            let news = futures::future::select_all(news.collect::<Vec<_>>());
+            if tallies().all(|t| t.asking() == Asking::No) {
+                return self.again(held).await;
+            }
+            if tokio::time::timeout_at(until, news).await.is_err() {
+                self.core.metrics.waited("timed_out");
+                return self.again(held).await;
+            }
+            let later = self.again(held).await?;
+            if later.allowed {
+                self.core.metrics.waited("granted");
+                return Some(later);
+            }
+            if tallies().all(|t| t.asking() == Asking::No) {
+                self.core.metrics.waited("denied");
+                return Some(later);
+            }
+        }
+    }
+
+    async fn again(&self, held: &[Held<'_>]) -> Option<Taken> {
+        let taken = self.store.take(take_of(held)).await.ok()?;
+        for (held, seen) in held.iter().filter(|h| h.limit.is_some()).zip(&taken.charges) {
+            if let Some(tally) = &held.tally {
+                tally.retried(held.charge.cost, seen.fits, seen.level, taken.now);
+            }
+        }
+        Some(taken)
+    }
+
+    fn judge(&self, held: &[Held<'_>], taken: &Taken) -> Vec<LimitVerdict> {
+        let mut seen = taken.charges.iter();
+        held.iter()
+            .map(|h| match &h.limit {
+                None => h.unlimited(),
+                Some(limit) => {
+                    let seen = seen.next().copied().unwrap_or_default();
+                    self.judge_one(h, limit, seen)
+                }
+            })
+            .collect()
+    }
+
+    fn judge_one(&self, held: &Held<'_>, limit: &TokenBucket, seen: TakenCharge) -> LimitVerdict {
+        let policy = held.policy;
+        let mut sight = Sight { fits: seen.fits, level: seen.level, rate: seen.rate, cap: seen.cap };
+        let mut elsewhere = None;
+        let mut denial = Reason::OverLimit;
+        if policy.pooled && !held.own {
+            let pool = held.tally.as_ref().map_or(policy.pool_full, |t| t.elsewhere());
+            let whole = limit.rate().discount(DRIFT_PPM);
+            if seen.fits {
+                // What is left of the limit as this region knows it: its own, and what it might be lent.
+                sight.level = (seen.level - policy.part.overdraft).or_zero() + pool;
+                sight.rate = whole;
+                sight.cap = limit.burst();
+                sight.level = sight.level.min(sight.cap);
+            } else if held.tally.as_ref().is_some_and(|t| t.is_cut_off()) {
+                denial = Reason::NoLease;
+            } else {
+                let after = Micros(self.core.lease_takes.load(Ordering::Relaxed));
+                elsewhere = Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
+            }
+        }
+        let names = held.terms(limit);
+        LimitVerdict::seen(names, held.charge.descriptor, held.charge.cost, sight, elsewhere, denial)
+    }
+
+    /// The one place where a failure of the store becomes a verdict.
+    async fn without_store(&self, held: &[Held<'_>], error: StoreError) -> Vec<LimitVerdict> {
+        self.core.metrics.store_error(match error {
+            StoreError::Unavailable => "unavailable",
+            StoreError::Unknown => "timeout",
+            StoreError::Fenced => "fenced",
+        });
+        let limited = || held.iter().filter(|h| h.limit.is_some());
+        let denied =
+            limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());
+        let local: Vec<&Held<'_>> =
+            limited().filter(|h| h.policy.policy.on_store_failure == OnStoreFailure::Local).collect();
+        let charges = local.iter().map(|h| h.take()).collect();
+        let taken = if denied { None } else { self.core.fallback.take(charges).await };
+        let seen = taken.map(|t| t.charges).unwrap_or_default();
+        let mut seen = local.iter().zip(seen);
+        held.iter()
+            .map(|h| {
+                let Some(limit) = &h.limit else { return h.unlimited() };
+                let names = h.terms(limit);
+                let (at, cost) = (h.charge.descriptor, h.charge.cost);
+                match h.policy.policy.on_store_failure {
+                    OnStoreFailure::Allow => LimitVerdict::unavailable(names, at, cost, true),
+                    OnStoreFailure::Deny => LimitVerdict::unavailable(names, at, cost, false),
+                    OnStoreFailure::Local => match seen.next() {
+                        None => LimitVerdict::unavailable(names, at, cost, false),
+                        Some((_, s)) => {
+                            let sight = Sight { fits: s.fits, level: s.level, rate: s.rate, cap: s.cap };
+                            LimitVerdict::seen(names, at, cost, sight, None, Reason::OverLimit)
+                        }
+                    },
+                }
+            })
+            .collect()
+    }
+}
+
+impl Held<'_> {
+    fn bucket(&self) -> crate::quota::policy::BucketId {
+        self.charge.bucket
+    }
+
+    fn enforced(&self) -> bool {
+        !self.policy.policy.shadow
+    }
+
+    /// How long it may wait for a lease; 0: it may not.
+    fn wait(&self) -> Micros {
+        let strict = self.policy.policy.mode == Mode::Strict && self.tally.is_some() && !self.own;
+        let fits_ever = self.charge.cost <= self.policy.shape.cap + self.policy.pool_full;
+        if strict && fits_ever { self.policy.policy.wait } else { Micros::ZERO }
+    }
+
+    fn unlimited(&self) -> LimitVerdict {
+        LimitVerdict::unlimited(Terms::from(&*self.policy.policy), self.charge.descriptor)
+    }
+
+    fn terms(&self, limit: &TokenBucket) -> Terms<'_> {
+        Terms { limit: Some(*limit), ..Terms::from(&*self.policy.policy) }
+    }
+
+    fn take(&self) -> TakeCharge {
+        let (shape, unseen) = match (&self.limit, self.own) {
+            (Some(limit), true) => {
+                (Shape { rate: limit.rate().discount(DRIFT_PPM), cap: limit.burst() }, None)
+            }
+            _ => (self.policy.shape, self.policy.unseen),
+        };
+        let (bucket, cost) = (self.charge.bucket, self.charge.cost);
+        TakeCharge { bucket, shape, unseen, cost, enforce: self.enforced() }
+    }
+}
+
+/// Finds the policies of a request's charges. A charge whose policy is not among the active ones cannot be: they are
+/// compiled together.
+fn hold<'a>(active: &'a Active, matched: &Matched) -> Vec<Held<'a>> {
+    matched
+        .charges
+        .iter()
+        .filter_map(|charge| {
+            let policy = charge.policy().map_or(Some(&active.overrides), |id| active.policy(id))?;
+            let (limit, own) = match (charge.limit, &policy.policy.limit) {
+                (ChargeLimit::Override { limit, .. }, _) => (Some(limit), true),
+                (ChargeLimit::Policy(_), Limit::TokenBucket(bucket)) => (Some(*bucket), false),
+                (ChargeLimit::Policy(_), Limit::Unlimited) => (None, false),
+            };
+            Some(Held { charge: *charge, policy, limit, own, tally: None })
+        })
+        .collect()
+}
+
+fn take_of(held: &[Held<'_>]) -> Take {
+    Take { charges: held.iter().filter(|h| h.limit.is_some()).map(Held::take).collect() }
+}
+
+/// A place among the requests that wait.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(waiting: &'a AtomicUsize) -> Option<Self> {
+        let place = Self(waiting);
+        (waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX).then_some(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,128 @@
+//! The policies in force in this region, compiled for the fast loop.
+
+use crate::quota::amount::{DRIFT_PPM, Tokens};
+use crate::quota::bucket::{Shape, Unseen};
+use crate::quota::matching::Matcher;
+use crate::quota::policy::{
+    Limit, Mode, OnStoreFailure, Part, Policy, RegionName, Reserve, TokenBucket, Unit,
+};
+use crate::telemetry::{Metrics, PolicyMetrics};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// The policies in force.
+#[derive(Debug)]
+pub struct Active {
+    /// The cluster's version of them; 0: none has been read yet.
+    pub version: u64,
+    /// From requests to charges.
+    pub matcher: Matcher,
+    /// Is what no policy matches let through?
+    pub unmatched_allowed: bool,
+    /// What charges that come with their own limit (Envoy overrides) and match no policy go by.
+    pub overrides: ActivePolicy,
+    policies: HashMap<u32, ActivePolicy>,
+}
+
+/// One policy in force.
+#[derive(Debug)]
+pub struct ActivePolicy {
+    /// Its id in the pool.
+    pub id: u32,
+    /// As it was written.
+    pub policy: Arc<Policy>,
+    /// What this region may use of it right now with no word from anyone.
+    pub part: Part,
+    /// The same as a bucket: the rate discounted for drift.
+    pub shape: Shape,
+    /// What its buckets are that the store does not hold; `None`: full.
+    pub unseen: Option<Unseen>,
+    /// Is there a pool?
+    pub pooled: bool,
+    /// What a bucket's pool holds when it is full.
+    pub pool_full: Tokens,
+    /// Its counters.
+    pub metrics: PolicyMetrics,
+}
+
+impl Active {
+    /// No policies: nothing matches.
+    #[must_use]
+    pub fn none(unmatched_allowed: bool, metrics: &Metrics) -> Self {
+        Self::new(0, Vec::new(), unmatched_allowed, metrics)
+    }
+
+    /// These policies.
+    #[must_use]
+    pub fn new(
+        version: u64,
+        policies: Vec<ActivePolicy>,
+        unmatched_allowed: bool,
+        metrics: &Metrics,
+    ) -> Self {
+        let matcher = Matcher::new(policies.iter().map(|p| (p.id, &*p.policy)));
+        let policies = policies.into_iter().map(|p| (p.id, p)).collect();
+        Self { version, matcher, unmatched_allowed, overrides: overrides(metrics), policies }
+    }
+
+    /// A policy by its id in the pool.
+    #[must_use]
+    pub fn policy(&self, id: u32) -> Option<&ActivePolicy> {
+        self.policies.get(&id)
+    }
+
+    /// All of them.
+    pub fn policies(&self) -> impl Iterator<Item = &ActivePolicy> {
+        self.policies.values()
+    }
+}
+
+impl ActivePolicy {
+    /// A policy, as `regions` share it, of which this region may use `part`.
+    #[must_use]
+    pub fn new(
+        id: u32,
+        policy: Arc<Policy>,
+        regions: &[RegionName],
+        part: Part,
+        unseen: Option<Unseen>,
+        metrics: &Metrics,
+    ) -> Self {
+        let cut = policy.cut(regions);
+        let pool_full = cut.as_ref().filter(|c| c.pooled).map_or(Tokens::ZERO, |c| {
+            (c.burst + c.overshoot() - c.parts.iter().map(Part::cap).sum()).or_zero()
+        });
+        Self {
+            id,
+            part,
+            shape: shape(&part),
+            unseen,
+            pooled: cut.is_some_and(|c| c.pooled),
+            pool_full,
+            metrics: metrics.policy(&policy.name, policy.mode),
+            policy,
+        }
+    }
+}
+
+/// A part as a bucket.
+#[must_use]
+pub fn shape(part: &Part) -> Shape {
+    Shape { rate: part.rate.discount(DRIFT_PPM), cap: part.cap() }
+}
+
+fn overrides(metrics: &Metrics) -> ActivePolicy {
+    let policy = Policy {
+        name: "override".into(),
+        domain: "".into(),
+        matches: Vec::new(),
+        limit: Limit::TokenBucket(TokenBucket { amount: 0, per: Unit::Second, burst: 0 }),
+        mode: Mode::Split,
+        reserve: Reserve::default(),
+        weights: BTreeMap::new(),
+        wait: crate::quota::amount::Micros::ZERO,
+        on_store_failure: OnStoreFailure::Deny,
+        shadow: false,
+    };
+    ActivePolicy::new(u32::MAX, Arc::new(policy), &[], Part::default(), None, metrics)
+}

@@ -1,0 +1,367 @@
+//! What the fast loop tells the slow one, bucket by bucket, and what it hears back.
+//!
+//! A tally is made for a bucket of a pooled policy when its reserve runs low, not before: sparse demand that its
+//! reserve serves costs nothing here either. Everything in it is advisory but [`Tally::news`].
+
+use crate::quota::amount::{Micros, Tokens};
+use crate::quota::policy::BucketId;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+/// The most buckets that are tallied at a time. Beyond it a bucket has its reserve, and no lease.
+pub const TALLIES_MAX: usize = 1_000_000;
+const SHARDS: usize = 64;
+
+/// Is an ask for this bucket under way?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asking {
+    /// No: a request that finds too little need not wait.
+    No,
+    /// The slow loop has been told and has not looked yet.
+    Poked,
+    /// An ask is out.
+    Out,
+}
+
+/// One bucket's demand and what is known of its pool.
+#[derive(Debug)]
+pub struct Tally {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// The policy's id in the pool.
+    pub policy: u32,
+    offered: AtomicI64,
+    largest: AtomicI64,
+    denied: AtomicI64,
+    queued: AtomicI64,
+    admitted: AtomicI64,
+    refused: AtomicI64,
+    level: AtomicI64,
+    level_at: AtomicI64,
+    low_water: AtomicI64,
+    elsewhere: AtomicI64,
+    asking: AtomicU8,
+    cut_off: AtomicBool,
+    installs: AtomicU64,
+    /// Rung when a lease was installed, or when no ask will come of a poke.
+    pub news: Notify,
+}
+
+/// Demand since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offered {
+    /// Cost of all requests, admitted or not.
+    pub cost: Tokens,
+    /// The largest cost of one.
+    pub largest: Tokens,
+    /// Cost of those that were denied and are gone.
+    pub denied: Tokens,
+    /// Cost of those that wait now.
+    pub queued: Tokens,
+}
+
+impl Tally {
+    fn new(policy: u32, bucket: BucketId, elsewhere: Tokens) -> Self {
+        Self {
+            bucket,
+            policy,
+            offered: AtomicI64::new(0),
+            largest: AtomicI64::new(0),
+            denied: AtomicI64::new(0),
+            queued: AtomicI64::new(0),
+            admitted: AtomicI64::new(0),
+            refused: AtomicI64::new(0),
+            level: AtomicI64::new(0),
+            level_at: AtomicI64::new(0),
+            low_water: AtomicI64::new(i64::MAX),
+            elsewhere: AtomicI64::new(elsewhere.0),
+            asking: AtomicU8::new(0),
+            cut_off: AtomicBool::new(false),
+            installs: AtomicU64::new(0),
+            news: Notify::new(),
+        }
+    }
+
+    /// Counts a request; `level` is what the bucket held afterwards, at store time `at`.
+    pub fn count(&self, cost: Tokens, fits: bool, level: Tokens, at: Micros) {
+        self.offered.fetch_add(cost.0.max(0), Ordering::Relaxed);
+        self.largest.fetch_max(cost.0, Ordering::Relaxed);
+        if fits {
+            self.admitted.fetch_add(cost.0, Ordering::Relaxed);
+        } else {
+            self.refused.fetch_add(cost.0, Ordering::Relaxed);
+            self.denied.fetch_add(cost.0, Ordering::Relaxed);
+        }
+        self.saw(level, at);
+    }
+
+    /// Counts a request that was refused, has waited, and was tried again.
+    pub fn retried(&self, cost: Tokens, fits: bool, level: Tokens, at: Micros) {
+        if fits {
+            self.admitted.fetch_add(cost.0, Ordering::Relaxed);
+            self.refused.fetch_sub(cost.0, Ordering::Relaxed);
+        }
+        self.saw(level, at);
+    }
+
+    /// Notes what the bucket holds at store time `at`.
+    pub fn saw(&self, level: Tokens, at: Micros) {
+        self.level.store(level.0, Ordering::Relaxed);
+        self.level_at.store(at.0, Ordering::Relaxed);
+    }
+
+    /// The level last seen, and the store time of it (0: never).
+    pub fn level(&self) -> (Tokens, Micros) {
+        (Tokens(self.level.load(Ordering::Relaxed)), Micros(self.level_at.load(Ordering::Relaxed)))
+    }
+
+    /// Takes the demand since the last call.
+    pub fn take_offered(&self) -> Offered {
+        Offered {
+            cost: Tokens(self.offered.swap(0, Ordering::Relaxed)),
+            largest: Tokens(self.largest.swap(0, Ordering::Relaxed)),
+            denied: Tokens(self.denied.swap(0, Ordering::Relaxed)),
+            queued: Tokens(self.queued.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// All that was admitted and refused here since the tally was made.
+    pub fn totals(&self) -> (Tokens, Tokens) {
+        (Tokens(self.admitted.load(Ordering::Relaxed)), Tokens(self.refused.load(Ordering::Relaxed)))
+    }
+
+    /// A request of this cost begins to wait; it ends when the guard is dropped. `None` if so much waits already that
+    /// more could not be served together (`most`).
+    pub fn wait(self: &Arc<Self>, cost: Tokens, most: Tokens) -> Option<Waiting> {
+        let before = self.queued.fetch_add(cost.0, Ordering::Relaxed);
+        let waiting = Waiting { tally: self.clone(), cost };
+        (before.saturating_add(cost.0) <= most.0).then_some(waiting)
+    }
+
+    /// Tokens in the pool that this region might be lent, as its replica knew it last.
+    pub fn elsewhere(&self) -> Tokens {
+        Tokens(self.elsewhere.load(Ordering::Relaxed))
+    }
+
+    /// See [`Self::elsewhere`].
+    pub fn set_elsewhere(&self, tokens: Tokens) {
+        self.elsewhere.store(tokens.0, Ordering::Relaxed);
+    }
+
+    /// Asks for this bucket are not being answered: the pool is out of reach.
+    pub fn is_cut_off(&self) -> bool {
+        self.cut_off.load(Ordering::Relaxed)
+    }
+
+    /// See [`Self::is_cut_off`].
+    pub fn set_cut_off(&self, cut_off: bool) {
+        self.cut_off.store(cut_off, Ordering::Relaxed);
+    }
+
+    /// A level below which the slow loop wants to hear of it.
+    pub fn set_low_water(&self, level: Tokens) {
+        self.low_water.store(level.0, Ordering::Relaxed);
+    }
+
+    /// Is this level worth a poke?
+    pub fn is_low(&self, level: Tokens) -> bool {
+        level.0 < self.low_water.load(Ordering::Relaxed)
+    }
+
+    /// Is an ask under way?
+    pub fn asking(&self) -> Asking {
+        match self.asking.load(Ordering::Acquire) {
+            0 => Asking::No,
+            1 => Asking::Poked,
+            _ => Asking::Out,
+        }
+    }
+
+    /// See [`Self::asking`]. Whoever waits is told by [`Self::news`] when none is under way any more.
+    pub fn set_asking(&self, asking: Asking) {
+        let to = match asking {
+            Asking::No => 0,
+            Asking::Poked => 1,
+            Asking::Out => 2,
+        };
+        self.asking.store(to, Ordering::Release);
+        if asking == Asking::No {
+            self.news.notify_waiters();
+        }
+    }
+
+    /// A record of the pool was installed.
+    pub fn installed(&self) {
+        self.installs.fetch_add(1, Ordering::Release);
+        self.news.notify_waiters();
+    }
+
+    /// How many records were installed: who waits compares it, so that none is missed.
+    pub fn installs(&self) -> u64 {
+        self.installs.load(Ordering::Acquire)
+    }
+}
+
+/// A request that waits for a lease.
+#[derive(Debug)]
+pub struct Waiting {
+    tally: Arc<Tally>,
+    cost: Tokens,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.tally.queued.fetch_sub(self.cost.0, Ordering::Relaxed);
+    }
+}
+
+/// All tallies of a region.
+#[derive(Debug)]
+pub struct Table {
+    shards: Vec<Mutex<HashMap<BucketId, Arc<Tally>>>>,
+    poked: Mutex<Vec<Arc<Tally>>>,
+    wake: Notify,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            poked: Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+}
+
+impl Table {
+    /// The bucket's tally, if it has one.
+    pub fn get(&self, bucket: &BucketId) -> Option<Arc<Tally>> {
+        self.shard(bucket).get(bucket).cloned()
+    }
+
+    /// The bucket's tally, made if need be; `None` when there are too many.
+    pub fn get_or_make(&self, policy: u32, bucket: BucketId, elsewhere: Tokens) -> Option<Arc<Tally>> {
+        let mut shard = self.shard(&bucket);
+        if let Some(tally) = shard.get(&bucket) {
+            return Some(tally.clone());
+        }
+        if shard.len() >= TALLIES_MAX / SHARDS {
+            return None;
+        }
+        let tally = Arc::new(Tally::new(policy, bucket, elsewhere));
+        shard.insert(bucket, tally.clone());
+        Some(tally)
+    }
+
+    /// Forgets a bucket that the slow loop has no more interest in, unless somebody else holds its tally right now.
+    pub fn forget(&self, bucket: &BucketId) -> bool {
+        let mut shard = self.shard(bucket);
+        // One in the map, one at the caller.
+        let unused = shard.get(bucket).is_some_and(|tally| Arc::strong_count(tally) <= 2);
+        if unused {
+            shard.remove(bucket);
+        }
+        unused
+    }
+
+    /// Tells the slow loop to look at a bucket soon.
+    pub fn poke(&self, tally: &Arc<Tally>) {
+        if tally.asking.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            lock(&self.poked).push(tally.clone());
+            self.wake.notify_one();
+        }
+    }
+
+    /// The buckets with most demand so far, at most `most`, and whether there are more.
+    pub fn busiest(&self, most: usize) -> (Vec<Arc<Tally>>, bool) {
+        let mut all: Vec<Arc<Tally>> = Vec::new();
+        for shard in &self.shards {
+            all.extend(lock(shard).values().cloned());
+        }
+        let more = all.len() > most;
+        let busy = |tally: &Arc<Tally>| {
+            let (admitted, refused) = tally.totals();
+            std::cmp::Reverse((admitted + refused, tally.bucket))
+        };
+        if more {
+            all.select_nth_unstable_by_key(most, busy);
+            all.truncate(most);
+        }
+        all.sort_unstable_by_key(busy);
+        (all, more)
+    }
+
+    /// Takes the buckets that were poked.
+    pub fn take_poked(&self) -> Vec<Arc<Tally>> {
+        std::mem::take(&mut *lock(&self.poked))
+    }
+
+    /// Resolves when something was poked since the last call.
+    pub async fn poked(&self) {
+        self.wake.notified().await;
+    }
+
+    /// How many buckets are tallied.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    /// Is none?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn shard(&self, bucket: &BucketId) -> MutexGuard<'_, HashMap<BucketId, Arc<Tally>>> {
+        let at = usize::from(bucket.0.first().copied().unwrap_or(0)) % SHARDS;
+        lock(self.shards.get(at).unwrap_or(&self.shards[0]))
+    }
+}
+
+/// A lock that a panic elsewhere does not take away: what it guards is advisory.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poke_is_heard_once() {
+        let table = Table::default();
+        let tally = table.get_or_make(1, BucketId([7; 16]), Tokens::ZERO).expect("room");
+        table.poke(&tally);
+        table.poke(&tally);
+        assert_eq!(table.take_poked().len(), 1);
+        tally.set_asking(Asking::No);
+        table.poke(&tally);
+        assert_eq!(table.take_poked().len(), 1);
+    }
+
+    #[test]
+    fn a_tally_in_use_is_not_forgotten() {
+        let table = Table::default();
+        let bucket = BucketId([7; 16]);
+        let tally = table.get_or_make(1, bucket, Tokens::ZERO).expect("room");
+        let other = table.get(&bucket).expect("it is there");
+        assert!(!table.forget(&bucket));
+        drop(other);
+        assert!(table.forget(&bucket));
+        drop(tally);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn waiting_ends_with_its_guard() {
+        let table = Table::default();
+        let tally = table.get_or_make(1, BucketId([1; 16]), Tokens::ZERO).expect("room");
+        let first = tally.wait(Tokens(6), Tokens(10));
+        assert!(first.is_some());
+        assert!(tally.wait(Tokens(6), Tokens(10)).is_none());
+        assert_eq!(tally.take_offered().queued, Tokens(6));
+        drop(first);
+        assert_eq!(tally.take_offered().queued, Tokens(0));
+    }
+}

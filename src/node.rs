@@ -1,0 +1,270 @@
+//! Builds, runs and drains one region: the only file that knows all rooms.
+
+mod admin;
+
+use crate::config::{Config, StoreConfig, Unmatched};
+use crate::limiter::active::Active;
+use crate::limiter::{Core, Limiter};
+use crate::quota::amount::Micros;
+use crate::quota::policy::{Mode, Policy};
+use crate::raft::{self, Raft, RaftConfig, RaftError};
+use crate::reconcile::{Progress, Reconcile};
+use crate::server::listen::bind;
+use crate::server::{self, Listeners, Server, ServerError};
+use crate::store::AnyStore;
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
+use crate::telemetry::{Metrics, wall_clock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// How often readiness is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// A replica with more committed entries than this to apply is not ready.
+const LAG_MAX: u64 = 1_000;
+/// How long the slow loop may take to end: it gives leases back.
+const RECONCILE_DRAIN: Duration = Duration::from_secs(5);
+
+/// Why a region could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A listener or a worker.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The replicated pool.
+    #[error(transparent)]
+    Raft(#[from] RaftError),
+    /// The store's configuration.
+    #[error(transparent)]
+    Store(#[from] RedisConfigError),
+}
+
+/// One running region.
+#[derive(Debug)]
+pub struct Node {
+    inner: Arc<Inner>,
+    server: Server,
+    reconcile: JoinHandle<()>,
+    stop_reconcile: watch::Sender<bool>,
+    stop_rest: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+    failed: watch::Receiver<Option<String>>,
+}
+
+/// What the admin listener looks at, too.
+struct Inner {
+    config: Config,
+    raft: Raft,
+    store: AnyStore,
+    core: Arc<Core>,
+    progress: watch::Receiver<Progress>,
+    /// It has joined once: whatever happens to the quorum later, it serves what it holds.
+    joined: AtomicBool,
+    began: Instant,
+}
+
+impl Node {
+    /// Starts a region on the current runtime (callers get worker threads of their own). It listens when this returns, and is
+    /// ready later: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn start(config: Config, first_policies: Vec<Policy>) -> Result<Self, NodeError> {
+        let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
+        let (peer, admin) = (bind(config.listen.peer)?, bind(config.listen.admin)?);
+        let metrics = Arc::new(Metrics::new(&config.region));
+        let unmatched_allowed = config.unmatched == Unmatched::Allow;
+        let raft = Raft::start(raft_config(&config), first_policies).await?;
+        let store = store(&config)?;
+        let local = MemoryStore::monotonic(wall_micros());
+        let active = Active::none(unmatched_allowed, &metrics);
+        let core = Arc::new(Core::new(active, Arc::clone(&metrics), local));
+        let reconcile = Reconcile::new(
+            raft.clone(),
+            store.clone(),
+            Arc::clone(&core),
+            config.region.clone(),
+            unmatched_allowed,
+        );
+        let inner = Arc::new(Inner {
+            progress: reconcile.progress(),
+            raft: raft.clone(),
+            store: store.clone(),
+            core: Arc::clone(&core),
+            joined: AtomicBool::new(false),
+            began: Instant::now(),
+            config,
+        });
+        let (stop_reconcile, stopping) = watch::channel(false);
+        let reconcile = tokio::spawn(reconcile.run(stopping));
+        let (stop_rest, stopping) = watch::channel(false);
+        let (fail, failed) = watch::channel(None);
+        let (ready, is_ready) = watch::channel(false);
+        let mut tasks = vec![
+            tokio::spawn(serve_peers(raft, peer, fail.clone())),
+            tokio::spawn(admin::serve(Arc::clone(&inner), admin, stopping.clone(), fail.clone())),
+        ];
+        tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
+        let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
+        let server = server::start(listeners, server::Options::default(), metrics, is_ready, build).await?;
+        Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })
+    }
+
+    /// What keeps it from being ready; empty: it is.
+    #[must_use]
+    pub fn not_ready(&self) -> Vec<String> {
+        self.inner.not_ready()
+    }
+
+    /// Waits until it cannot go on, and says why.
+    pub async fn failed(&self) -> String {
+        let mut failed = self.failed.clone();
+        loop {
+            if let Some(why) = failed.borrow_and_update().clone() {
+                return why;
+            }
+            if failed.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Takes no more connections, answers what is in flight, gives back what is borrowed, and stops.
+    pub async fn drain(self) {
+        tracing::info!("draining");
+        if !self.server.drain().await {
+            tracing::warn!("some connections did not end in time and were cut");
+        }
+        self.stop_reconcile.send_replace(true);
+        if tokio::time::timeout(RECONCILE_DRAIN, self.reconcile).await.is_err() {
+            tracing::warn!("leases were not given back in time; they end by themselves");
+        }
+        self.stop_rest.send_replace(true);
+        self.inner.raft.shutdown().await;
+        self.inner.store.close().await;
+        for task in self.tasks {
+            // It has been told to stop, or the listener it served is gone.
+            let _ = tokio::time::timeout(Duration::from_secs(3), task).await;
+        }
+        tracing::info!("stopped");
+    }
+}
+
+impl Inner {
+    fn not_ready(&self) -> Vec<String> {
+        let mut why = Vec::new();
+        let health = self.store.health();
+        if let Some(down) = health.down {
+            why.push(format!("store: {down}"));
+        } else if self.store.session().borrow().session().is_none() {
+            why.push("store: not attached yet".into());
+        }
+        let status = self.raft.status();
+        if let Some(fault) = &status.fault {
+            why.push(format!("raft: {fault}"));
+        }
+        let progress = self.progress.borrow().clone();
+        if progress.policies == 0 {
+            why.push(
+                "raft: no policies yet; a quorum of regions must be up once to found the cluster".into(),
+            );
+        }
+        if progress.epoch.is_some() {
+            self.joined.store(true, Ordering::Relaxed);
+        } else if !self.joined.load(Ordering::Relaxed) {
+            why.push("raft: the region has not joined the cluster yet; is there a leader?".into());
+        }
+        let lag = status.committed.unwrap_or(0).saturating_sub(status.applied.unwrap_or(0));
+        if lag > LAG_MAX {
+            why.push(format!("raft: {lag} committed entries are still to be applied"));
+        }
+        if let Some(evicts) = health.evicts
+            && self.core.active.load().policies().any(|p| p.policy.mode == Mode::Strict)
+        {
+            why.push(format!("store: {evicts}; strict policies need a Redis that never evicts"));
+        }
+        why
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("region", &self.config.region).finish_non_exhaustive()
+    }
+}
+
+fn raft_config(config: &Config) -> RaftConfig {
+    RaftConfig {
+        region: config.region.clone(),
+        cluster: config.cluster.name.to_string(),
+        regions: config.cluster.regions.iter().map(|p| (p.name.clone(), p.url.to_string())).collect(),
+        data_dir: config.data_dir.clone(),
+        tls: config.peer_tls.as_ref().map(|tls| raft::PeerTls {
+            cert: tls.cert.clone(),
+            key: tls.key.clone(),
+            ca: tls.ca.clone(),
+        }),
+        rtt_max: config.cluster.rtt_max,
+    }
+}
+
+fn store(config: &Config) -> Result<AnyStore, NodeError> {
+    match &config.store {
+        StoreConfig::Embedded => Ok(AnyStore::Memory(MemoryStore::monotonic(wall_micros()))),
+        StoreConfig::Redis(redis) => {
+            let config = RedisConfig {
+                url: redis.url.expose().to_owned(),
+                timeout: redis.timeout,
+                cluster: config.cluster.name.to_string(),
+                region: config.region.to_string(),
+            };
+            Ok(AnyStore::Redis(RedisStore::connect(&config)?))
+        }
+    }
+}
+
+fn wall_micros() -> Micros {
+    Micros::from_duration(wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+async fn serve_peers(raft: Raft, listener: std::net::TcpListener, fail: watch::Sender<Option<String>>) {
+    match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => raft.serve_peers(listener).await,
+        Err(error) => {
+            fail.send_replace(Some(format!("peer listener: {error}")));
+        }
+    }
+}
+
+/// Keeps readiness and gauges up to date, and notices when Raft has stopped for good.
+async fn watch_over(
+    inner: Arc<Inner>,
+    ready: watch::Sender<bool>,
+    mut stopping: watch::Receiver<bool>,
+    fail: watch::Sender<Option<String>>,
+) {
+    let mut last = vec!["starting".to_owned()];
+    loop {
+        let why = inner.not_ready();
+        if why != last {
+            if why.is_empty() {
+                tracing::info!(after_ms = inner.began.elapsed().as_millis(), "ready");
+            } else if last.is_empty() || last == ["starting"] {
+                tracing::warn!(why = why.join("; "), "not ready");
+            }
+            ready.send_replace(why.is_empty());
+            inner.core.metrics.ready.set(i64::from(why.is_empty()));
+            last = why;
+        }
+        if let Some(fault) = inner.raft.status().fault {
+            fail.send_replace(Some(format!("raft has stopped: {fault}")));
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            _ = stopping.wait_for(|stop| *stop) => return,
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! The policies of the cluster under one version, and what each region may use while they change.
+//!
+//! A version is *in play* from the one that is settled to the one that is in force. For each policy and region
+//!
+//! - the region may use the **smallest** reserve of all versions in play;
+//! - the pool counts the **largest** reserve of the versions from the last one that the region has acknowledged on.
+//!
+//! A version settles once every region has acknowledged it and one longest lease has passed since it was set: then no
+//! slice that was cut under an older version is out. So whatever mix of versions the regions have read, what they use and
+//! what is lent never adds up to more than one of the limits in play; and all of it is computed from applied entries
+//! alone, so a restarted daemon computes the same.
+
+use super::entry::RegionId;
+use super::ledger::Ledger;
+use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
+use crate::quota::policy::{Cut, Limit, Mode, Part, Policy, RegionName, Share};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// The most policies that a cluster has.
+pub const POLICIES_MAX: usize = 10_000;
+/// The most versions that may wait to be settled (for an unreachable region, say). One more is refused.
+pub const VERSIONS_MAX: usize = 64;
+
+/// All policies, by id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Policies {
+    version: u64,
+    settled: u64,
+    /// The versions after `settled`, oldest first.
+    unsettled: VecDeque<Unsettled>,
+    /// The version that each region has acknowledged last.
+    acked: Vec<u64>,
+    /// Ids of the policies in force, in the order in which their author wrote them.
+    order: Vec<u32>,
+    /// By id, ascending.
+    slots: Vec<Slot>,
+    next_id: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Unsettled {
+    version: u64,
+    /// Raft time at which every slice that is older has run out.
+    clear: Micros,
+}
+
+/// One policy, under an id that no other policy gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Slot {
+    pub(super) id: u32,
+    name: Arc<str>,
+    /// What it was and is, oldest first; the first is the one of the settled version. Never empty.
+    editions: Vec<Edition>,
+    /// What each region may use.
+    usable: Vec<Part>,
+    /// What a bucket that a region's store has never seen has of its reserve, at `unseen.at`.
+    unseen_parts: Vec<Level>,
+    /// The pool of a bucket that has never been asked about. Full, except while a policy that enlarged the pool has not
+    /// yet filled up: nobody gains tokens by a change of policy.
+    pub(super) unseen: Ledger,
+    /// The whole less all reserves as they are counted.
+    pool: (Rate, Tokens),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Edition {
+    /// The version that brought it.
+    from: u64,
+    /// `None`: the policy was removed.
+    policy: Option<Arc<Policy>>,
+    /// `None`: unlimited.
+    cut: Option<Cut>,
+}
+
+/// What a bucket's pool is made of at this moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms<'a> {
+    pub(super) cut: &'a Cut,
+    /// The pool's rate with nothing lent; negative while a policy shrinks.
+    pub(super) rate: Rate,
+    /// The pool's burst with nothing lent; negative while a policy shrinks.
+    pub(super) burst: Tokens,
+}
+
+/// What a change left to be done for the buckets.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gone {
+    /// Policies whose buckets are to be dropped, ascending.
+    pub(super) ids: Vec<u32>,
+}
+
+impl Policies {
+    /// The first version.
+    pub(super) fn found(regions: &[RegionName], policies: &[Policy], tau: Micros) -> Option<Self> {
+        sound(policies).then_some(())?;
+        let mut new = Self { version: 1, settled: 1, acked: vec![1; regions.len()], ..Self::default() };
+        for policy in policies {
+            new.add(regions, policy, tau)?;
+        }
+        Some(new)
+    }
+
+    /// The version in force; 0 before the cluster was founded.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Can `policies` be set?
+    pub(super) fn accepts(&self, policies: &[Policy]) -> bool {
+        let ids_left = u32::MAX.saturating_sub(self.next_id);
+        self.unsettled.len() < VERSIONS_MAX
+            && sound(policies)
+            && u32::try_from(policies.len()).is_ok_and(|new| new <= ids_left)
+            && self.slots.len().saturating_add(policies.len()) <= POLICIES_MAX.saturating_mul(4)
+    }
+
+    /// The policies become these (which [`Self::accepts`]) at Raft time `tau`. Every bucket must have been advanced to `tau`,
+    /// and must be advanced once more afterwards.
+    pub(super) fn set(&mut self, regions: &[RegionName], policies: &[Policy], tau: Micros) -> u64 {
+        self.advance(tau);
+        self.version = self.version.saturating_add(1);
+        self.order.clear();
+        let by_name: BTreeMap<&str, &Policy> = policies.iter().map(|p| (&*p.name, p)).collect();
+        let mut kept: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+        let mut full = Vec::new();
+        for slot in &mut self.slots {
+            if slot.revise(by_name.get(&*slot.name).copied(), regions, self.version) {
+                full.push(slot.id);
+            }
+            kept.insert(slot.name.clone(), slot.id);
+        }
+        for policy in policies {
+            match kept.get(&policy.name) {
+                Some(id) => self.order.push(*id),
+                None => {
+                    self.add(regions, policy, tau);
+                }
+            }
+        }
+        let editions = self.slots.iter().flat_map(|slot| &slot.editions);
+        let longest = editions.filter_map(|e| e.cut.as_ref()).map(|cut| cut.lease).max().unwrap_or_default();
+        self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
+        self.recount();
+        for slot in self.slots.iter_mut().filter(|slot| full.contains(&slot.id)) {
+            slot.fill();
+        }
+        self.version
+    }
+
+    /// Would this acknowledgement change anything?
+    pub(super) fn awaits(&self, region: RegionId, version: u64) -> bool {
+        version <= self.version && self.acked.get(usize::from(region.0)).is_some_and(|acked| *acked < version)
+    }
+
+    /// A region uses no more than the smallest of all versions up to this one. Buckets must be advanced before and after.
+    pub(super) fn ack(&mut self, region: RegionId, version: u64, tau: Micros) {
+        self.advance(tau);
+        if let Some(acked) = self.acked.get_mut(usize::from(region.0)) {
+            *acked = (*acked).max(version.min(self.version));
+        }
+        self.recount();
+    }
+
+    /// Settles what can be settled at Raft time `tau`. What regions may use grows; what the pool counts does not change.
+    pub(super) fn settle(&mut self, tau: Micros) -> Gone {
+        let mut gone = Gone::default();
+        let everyone = self.acked.iter().copied().min().unwrap_or(0);
+        let ripe = self.unsettled.iter().take_while(|v| v.version <= everyone && v.clear <= tau).count();
+        let Some(last) = self.unsettled.drain(..ripe).next_back() else { return gone };
+        self.advance(tau);
+        self.settled = last.version;
+        let settled = self.settled;
+        self.slots.retain_mut(|slot| {
+            let (alive, bucketless) = slot.forget_before(settled);
+            if bucketless {
+                gone.ids.push(slot.id);
+            }
+            alive
+        });
+        self.recount();
+        gone
+    }
+
+    /// Is only one version in play?
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled.is_empty()
+    }
+
+    /// When the next version can settle as far as leases go.
+    pub(super) fn clear_at(&self) -> Option<Micros> {
+        self.unsettled.front().map(|next| next.clear)
+    }
+
+    /// Regions that have not acknowledged `version`.
+    pub(super) fn unacked(&self, version: u64) -> impl Iterator<Item = RegionId> {
+        let late = self.acked.iter().zip(0_u16..).filter(move |(acked, _)| **acked < version);
+        late.map(|(_, i)| RegionId(i))
+    }
+
+    /// The policies in force, in the order in which their author wrote them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<Policy>, Option<&Cut>)> {
+        self.order.iter().filter_map(|id| {
+            let edition = self.slot(*id)?.editions.last()?;
+            Some((*id, edition.policy.as_ref()?, edition.cut.as_ref()))
+        })
+    }
+
+    pub(super) fn slot(&self, id: u32) -> Option<&Slot> {
+        let at = self.slots.binary_search_by_key(&id, |slot| slot.id).ok()?;
+        self.slots.get(at)
+    }
+
+    /// Ids of the policies that a change of version or an acknowledgement can matter to.
+    pub(super) fn in_motion(&self) -> impl Fn(u32) -> bool + use<> {
+        let ids: Vec<u32> = self.slots.iter().filter(|s| s.editions.len() > 1).map(|s| s.id).collect();
+        move |id| ids.binary_search(&id).is_ok()
+    }
+
+    fn advance(&mut self, tau: Micros) {
+        for slot in &mut self.slots {
+            slot.advance(tau);
+        }
+    }
+
+    fn recount(&mut self) {
+        for slot in &mut self.slots {
+            slot.recount(&self.acked);
+        }
+    }
+
+    fn add(&mut self, regions: &[RegionName], policy: &Policy, tau: Micros) -> Option<()> {
+        let id = self.next_id;
+        self.next_id = self.next_id.checked_add(1)?;
+        let edition = Edition::of(policy, regions, self.version);
+        let none = vec![Level::default(); regions.len()];
+        let mut slot = Slot {
+            id,
+            name: policy.name.clone(),
+            editions: vec![edition],
+            usable: Vec::new(),
+            unseen_parts: none,
+            unseen: Ledger::new(id, tau),
+            pool: Default::default(),
+        };
+        slot.recount(&self.acked);
+        slot.fill();
+        self.slots.push(slot);
+        self.order.push(id);
+        Some(())
+    }
+}
+
+impl Slot {
+    /// What its buckets' pools are made of now; `None`: it is unlimited.
+    pub(super) fn terms(&self) -> Option<Terms<'_>> {
+        let cut = self.editions.last()?.cut.as_ref()?;
+        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1 })
+    }
+
+    /// What a region may use of its reserve; `None`: it is unlimited (or no such region).
+    pub(super) fn usable(&self, region: RegionId) -> Option<Part> {
+        self.editions.last()?.cut.as_ref()?;
+        self.usable.get(usize::from(region.0)).copied()
+    }
+
+    /// What a bucket that the region's store has never seen has of its reserve (overdraft included) at Raft time `tau`;
+    /// `None`: all of it.
+    pub(super) fn unseen_part(&self, region: RegionId, tau: Micros) -> Option<Tokens> {
+        let part = self.usable(region)?;
+        let mut level = *self.unseen_parts.get(usize::from(region.0))?;
+        level.accrue(part.rate, tau - self.unseen.at, part.cap());
+        (level.tokens < part.cap()).then_some(level.tokens)
+    }
+
+    /// Says whether it was unlimited and is not any more: then it starts full, like a new one.
+    fn revise(&mut self, policy: Option<&Policy>, regions: &[RegionName], version: u64) -> bool {
+        let Some(last) = self.editions.last_mut() else { return false };
+        if policy == last.policy.as_deref() {
+            return false;
+        }
+        let new = match policy {
+            Some(policy) => Edition::of(policy, regions, version),
+            None => Edition::removed(regions.len(), version),
+        };
+        // What changes no amount needs nobody's word. A policy that comes back is one that changes.
+        if new.cut == last.cut && new.policy.is_some() && last.policy.is_some() {
+            last.policy = new.policy;
+            return false;
+        }
+        let bounded = last.cut.is_none() && new.cut.is_some();
+        self.editions.push(new);
+        bounded
+    }
+
+    /// Forgets what was over before version `settled`. Says whether the policy lives, and whether its buckets are to go.
+    fn forget_before(&mut self, settled: u64) -> (bool, bool) {
+        let was = self.editions.len();
+        while self.editions.get(1).is_some_and(|next| next.from <= settled) {
+            self.editions.remove(0);
+        }
+        let alive = self.editions.len() > 1 || self.editions.iter().any(|e| e.policy.is_some());
+        let changed = self.editions.len() != was;
+        let pooled = self.editions.iter().any(|e| e.cut.as_ref().is_some_and(|cut| cut.pooled));
+        (alive, !alive || changed && !pooled)
+    }
+
+    fn advance(&mut self, tau: Micros) {
+        let passed = tau - self.unseen.at;
+        for (level, part) in self.unseen_parts.iter_mut().zip(&self.usable) {
+            level.accrue(part.rate, passed, part.cap());
+        }
+        let (rate, burst) = self.pool;
+        self.unseen.level.accrue(rate.or_zero(), passed, burst.or_zero());
+        self.unseen.at = self.unseen.at.max(tau);
+    }
+
+    /// Works out what regions may use and what the pool counts, and clips levels to what is left.
+    fn recount(&mut self, acked: &[u64]) {
+        let Some(now) = self.editions.last() else { return };
+        let Some(whole) = &now.cut else {
+            self.usable = vec![Part::default(); acked.len()];
+            self.pool = Default::default();
+            return;
+        };
+        self.usable = (0..acked.len()).map(|i| least(&self.editions, whole, i)).collect();
+        let counted = acked.iter().enumerate().map(|(i, acked)| most(&self.editions, *acked, i));
+        let (rate, burst) =
+            counted.fold(Default::default(), |(r, b): (Rate, Tokens), (rate, cap)| (r + rate, b + cap));
+        self.pool = (whole.rate - rate, whole.burst + whole.overshoot() - burst);
+        if !whole.pooled {
+            self.pool = (self.pool.0.min(Rate::ZERO), self.pool.1.min(Tokens::ZERO)); // crumbs of rounding
+        }
+        for (level, part) in self.unseen_parts.iter_mut().zip(&self.usable) {
+            level.clip(part.cap());
+        }
+        self.unseen.level.clip(self.pool.1.or_zero());
+    }
+
+    /// A policy that is new starts full.
+    fn fill(&mut self) {
+        self.unseen.level = Level::new(self.pool.1.or_zero());
+        for (level, part) in self.unseen_parts.iter_mut().zip(&self.usable) {
+            *level = Level::new(part.cap());
+        }
+    }
+}
+
+impl Edition {
+    fn of(policy: &Policy, regions: &[RegionName], from: u64) -> Self {
+        Self { from, policy: Some(Arc::new(policy.clone())), cut: policy.cut(regions) }
+    }
+
+    /// A policy that is no more, until everyone knows: a limit of nothing.
+    fn removed(regions: usize, from: u64) -> Self {
+        let parts = vec![Part::default(); regions];
+        let cut = Cut { rate: Rate::ZERO, burst: Tokens::ZERO, parts, lease: Micros::ZERO, pooled: false };
+        Self { from, policy: None, cut: Some(cut) }
+    }
+
+    fn part(&self, region: usize) -> Option<Part> {
+        self.cut.as_ref().and_then(|cut| cut.parts.get(region)).copied()
+    }
+}
+
+/// The smallest reserve of a region over all versions in play. The overdraft is a part of the capacity: only their sum
+/// must not grow early.
+fn least(editions: &[Edition], now: &Cut, region: usize) -> Part {
+    let part = now.parts.get(region).copied().unwrap_or_default();
+    let all = editions.iter().filter_map(|e| e.part(region));
+    let (rate, cap) = all.fold((part.rate, part.cap()), |(r, c), p| (r.min(p.rate), c.min(p.cap())));
+    let overdraft = part.overdraft.min(cap);
+    Part { rate, burst: part.burst.min(cap - overdraft), overdraft }
+}
+
+/// The largest reserve of a region over all versions from the one that it has acknowledged on.
+fn most(editions: &[Edition], acked: u64, region: usize) -> (Rate, Tokens) {
+    let ends = editions.iter().skip(1).map(|next| next.from).chain([u64::MAX]);
+    let open = editions.iter().zip(ends).filter(|(_, end)| *end > acked);
+    let parts = open.filter_map(|(e, _)| e.part(region));
+    parts.fold(Default::default(), |(r, c): (Rate, Tokens), p| (r.max(p.rate), c.max(p.cap())))
+}
+
+/// Could these be policies at all? Config has checked them; an entry of the log is checked for what would break sums.
+fn sound(policies: &[Policy]) -> bool {
+    let mut names: Vec<&str> = policies.iter().map(|p| &*p.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    let fits = |share: Share| share <= Share::ALL;
+    let amounts = |p: &Policy| match &p.limit {
+        Limit::TokenBucket(b) => {
+            b.rate() <= Rate::per_second(TOKENS_MAX) && b.burst() <= Tokens::whole(TOKENS_MAX)
+        }
+        Limit::Unlimited => true,
+    };
+    let overshoot = |p: &Policy| match p.mode {
+        Mode::Approximate { max_overshoot } => fits(max_overshoot),
+        Mode::Strict | Mode::Split => true,
+    };
+    policies.len() <= POLICIES_MAX
+        && names.len() == policies.len()
+        && policies
+            .iter()
+            .all(|p| amounts(p) && overshoot(p) && fits(p.reserve.rate) && fits(p.reserve.burst))
+}

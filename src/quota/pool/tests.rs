@@ -1,0 +1,5 @@
+//! Tests of the pool and of a region's side of it, in made-up worlds with their own time.
+
+mod steady;
+mod support;
+mod world;

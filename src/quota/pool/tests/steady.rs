@@ -1,0 +1,452 @@
+//! How much of a limit the regions really use: a small, seeded wide-area network in virtual time, with true clocks, random
+//! arrivals, and one bucket (safety is `world`'s affair). Figures are in thousandths.
+
+use super::support::*;
+use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
+use crate::quota::borrower::{Borrower, InStore, Sending, Situation};
+use crate::quota::policy::*;
+use crate::quota::pool::*;
+use std::cmp::Reverse as Earliest;
+use std::collections::BTreeMap;
+
+const MS: i64 = 1_000;
+const STEP: i64 = MS;
+const BATCH: i64 = 5 * MS;
+const BUCKET: BucketId = BucketId([1; 16]);
+
+/// Requests a second that a region is offered at a time (microseconds).
+type Load = fn(region: usize, time: i64) -> i64;
+
+struct Region {
+    replica: Pool,
+    seen_at: i64,
+    borrower: Borrower,
+    store: StoreBucket,
+    reserve: Bare,
+    part: Part,
+    offered: Tokens,
+    queued: Tokens,
+    look: i64,
+    rtt: Micros,
+}
+
+enum Event {
+    Arrive(Op),
+    Flush,
+    Commit(Entry),
+    Learn(usize, Entry),
+}
+
+struct Net {
+    now: i64,
+    rng: Rng,
+    /// Round trips in ms; the leader is region 0.
+    rtt: Vec<Vec<i64>>,
+    cost: Tokens,
+    regions: Vec<Region>,
+    queue: BTreeMap<Earliest<(i64, u64)>, Event>,
+    queued: u64,
+    open: Vec<Op>,
+    cut_off: Option<usize>,
+    held_back: Vec<(usize, Entry)>,
+    asks: i64,
+    entries: i64,
+    /// Admitted by region, in steps of 100 ms.
+    admitted: Vec<Vec<i64>>,
+    meter: Meter,
+    limit: (Rate, Tokens),
+}
+
+impl Net {
+    fn new(policy: Policy, rtt: Vec<Vec<i64>>) -> Self {
+        let n = rtt.len();
+        let mut pool = Pool::default();
+        let mut ops = vec![Op::Found { regions: regions(n), policies: vec![policy] }];
+        ops.extend((0..n as u16).map(|i| Op::Join(Join { region: RegionId(i), previous: 0, nonce: 1 })));
+        pool.apply(1, &Entry { stamp: Stamp { term: 1, tau: Micros(0) }, ops });
+        let cut = pool.cut(0).unwrap();
+        let limit = (cut.rate, cut.burst + cut.overshoot());
+        let regions = (0..n).map(|i| Region::new(&pool, i)).collect();
+        Net {
+            now: 0,
+            rng: Rng(7),
+            rtt,
+            cost: Tokens::whole(1),
+            regions,
+            queue: BTreeMap::new(),
+            queued: 0,
+            open: Vec::new(),
+            cut_off: None,
+            held_back: Vec::new(),
+            asks: 0,
+            entries: 0,
+            admitted: Vec::new(),
+            meter: Meter::default(),
+            limit,
+        }
+    }
+
+    /// Three regions, 80 ms apart.
+    fn three(policy: Policy) -> Self {
+        Self::new(policy, (0..3).map(|i| (0..3).map(|j| if i == j { 0 } else { 80 }).collect()).collect())
+    }
+
+    /// Five regions, 80 to 250 ms apart.
+    fn five(policy: Policy) -> Self {
+        let rtt = [
+            [0, 80, 80, 160, 120],
+            [80, 0, 140, 110, 180],
+            [80, 140, 0, 220, 190],
+            [160, 110, 220, 0, 250],
+            [120, 180, 190, 250, 0],
+        ];
+        Self::new(policy, rtt.map(Vec::from).to_vec())
+    }
+
+    fn run(&mut self, until: Micros, load: Load) -> &mut Self {
+        while self.now < until.0 {
+            while let Some((Earliest((time, _)), _)) = self.queue.last_key_value()
+                && *time <= self.now
+                && let Some((_, event)) = self.queue.pop_last()
+            {
+                self.handle(event);
+            }
+            for i in 0..self.regions.len() {
+                let per_step = load(i, self.now) * STEP; // in millionths of a request
+                for _ in 0..4 {
+                    if self.rng.int(0, 4_000_000 - 1) < per_step {
+                        self.request(i);
+                    }
+                }
+                self.look(i);
+            }
+            self.now += STEP;
+        }
+        self
+    }
+
+    fn request(&mut self, i: usize) -> bool {
+        let (now, cost, many) = (Micros(self.now), self.cost, self.regions.len());
+        let r = &mut self.regions[i];
+        r.offered += cost;
+        let admitted = r.store.take(&r.reserve, cost, now);
+        if admitted {
+            let slot = (self.now / (100 * MS)) as usize;
+            self.admitted.resize(self.admitted.len().max(slot + 1), vec![]);
+            self.admitted[slot].resize(many, 0);
+            self.admitted[slot][i] += cost.floor();
+            self.meter.add(cost, self.limit.0, now);
+            let level = self.meter.level(self.limit.0, now);
+            assert!(level <= self.limit.1 + Tokens(10), "{level:?} admitted in a window");
+        } else {
+            r.queued += cost;
+        }
+        if !admitted || r.store.level.tokens < r.borrower.low_water() {
+            r.look = self.now;
+        }
+        admitted
+    }
+
+    fn look(&mut self, i: usize) {
+        if self.regions[i].look > self.now {
+            return;
+        }
+        let now = Micros(self.now);
+        let r = &mut self.regions[i];
+        r.borrower.observe(now, std::mem::take(&mut r.offered), self.cost);
+        let region = RegionId(i as u16);
+        let situation = Situation {
+            pool: &r.replica,
+            policy: 0,
+            bucket: BUCKET,
+            region,
+            part: r.part,
+            now,
+            level: r.store.peek(&r.reserve, now),
+            queued: r.queued,
+            queued_max: self.cost.min(r.queued),
+            rtt: r.rtt,
+            tau_age: now - Micros(r.seen_at),
+        };
+        let plan = r.borrower.consider(&situation);
+        r.look = r.borrower.next_look(now).0;
+        r.queued = Tokens::ZERO;
+        let Some(plan) = plan else { return };
+        let rate = plan.hold_rate.discount(DRIFT_PPM);
+        let (leased, returned) =
+            r.store.prepare(&r.reserve, plan.hold_burst, rate, r.borrower.next_seq(), now);
+        let store = InStore { leased, returned, level: r.store.level.tokens };
+        let seen = Stamp { term: 1, tau: r.replica.tau() };
+        let sending = Sending {
+            region,
+            epoch: r.replica.epoch(region).0,
+            policy: 0,
+            bucket: BUCKET,
+            part: r.part,
+            now,
+            store_now: now,
+            seen,
+            age: now - Micros(r.seen_at),
+        };
+        let ask = r.borrower.ask(&plan, &store, &sending);
+        self.asks += 1;
+        if std::env::var("VERBOSE").is_ok() {
+            eprintln!(
+                "{:8} r{i} asks held {:?} {:?} ret {:?} level {:?} demand {:?} want {:?} short {:?} q {:?}",
+                self.now,
+                ask.held_burst,
+                ask.held_rate,
+                ask.returned,
+                ask.level,
+                ask.demand,
+                ask.want,
+                ask.short,
+                ask.quantum
+            );
+        }
+        if self.cut_off != Some(i) {
+            let way = self.rtt[i][0] * MS / 2;
+            self.at(self.now + way + 300, Event::Arrive(Op::Ask(ask)));
+        }
+    }
+
+    fn at(&mut self, time: i64, event: Event) {
+        self.queued += 1;
+        self.queue.insert(Earliest((time, self.queued)), event);
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrive(op) => {
+                if self.open.is_empty() {
+                    self.at(self.now + BATCH, Event::Flush);
+                }
+                self.open.push(op);
+            }
+            Event::Flush => {
+                let tau = Micros(self.now).discount(DRIFT_PPM);
+                let entry = Entry { stamp: Stamp { term: 1, tau }, ops: std::mem::take(&mut self.open) };
+                let mut ways: Vec<i64> = self.rtt[0].clone();
+                ways.sort_unstable();
+                self.at(self.now + ways[ways.len() / 2] * MS, Event::Commit(entry));
+            }
+            Event::Commit(entry) => {
+                self.entries += 1;
+                for i in 0..self.regions.len() {
+                    if self.cut_off == Some(i) {
+                        self.held_back.push((i, entry.clone()));
+                    } else {
+                        self.at(self.now + self.rtt[0][i] * MS / 2, Event::Learn(i, entry.clone()));
+                    }
+                }
+            }
+            Event::Learn(i, entry) => self.learn(i, &entry),
+        }
+    }
+
+    fn learn(&mut self, i: usize, entry: &Entry) {
+        let now = Micros(self.now);
+        let r = &mut self.regions[i];
+        let applied = r.replica.apply(1, entry);
+        assert!(applied.breached.is_empty());
+        r.seen_at = self.now;
+        r.look = self.now;
+        for (region, bucket) in applied.records {
+            if usize::from(region.0) != i {
+                continue;
+            }
+            let record = r.replica.record(bucket, region).unwrap();
+            if std::env::var("VERBOSE").is_ok() {
+                eprintln!("{:8} r{i} reads {record:?}", self.now);
+            }
+            let Some(grant) = r.borrower.on_record(record, record.epoch, now) else { continue };
+            if let Some(waited) = grant.waited {
+                r.rtt = Micros((r.rtt.0 * 7 + waited.0) / 8);
+            }
+            let rate = grant.rate.discount(DRIFT_PPM);
+            let (seq, push, granted) = (grant.seq, grant.push, grant.granted);
+            let grant = StoreGrant { seq, push, granted, burst: grant.burst, rate, deadline: grant.deadline };
+            r.store.install(&r.reserve, &grant, now);
+        }
+    }
+
+    fn heal(&mut self) {
+        self.cut_off = None;
+        for (i, entry) in std::mem::take(&mut self.held_back) {
+            self.at(self.now + self.rtt[0][i] * MS / 2, Event::Learn(i, entry));
+        }
+    }
+
+    /// Tokens admitted in a stretch of time, in one region or all.
+    fn count(&self, from: Micros, to: Micros, region: Option<usize>) -> i64 {
+        let slots =
+            self.admitted.iter().take((to.0 / (100 * MS)) as usize).skip((from.0 / (100 * MS)) as usize);
+        slots
+            .flat_map(|s| s.iter().enumerate())
+            .filter(|(i, _)| region.is_none_or(|r| r == *i))
+            .map(|(_, n)| n)
+            .sum()
+    }
+
+    /// Thousandths of what the limit refills in a stretch of time.
+    fn used(&self, from: Micros, to: Micros) -> i64 {
+        self.count(from, to, None) * 1_000 / self.limit.0.during(to - from).floor()
+    }
+}
+
+impl Region {
+    fn new(pool: &Pool, i: usize) -> Self {
+        let part = pool.usable(0, RegionId(i as u16)).unwrap();
+        let reserve = Bare { rate: part.rate.discount(DRIFT_PPM), cap: part.cap(), unseen: None };
+        Self {
+            replica: pool.clone(),
+            seen_at: 0,
+            borrower: Borrower::new(Micros(0)),
+            store: StoreBucket::unseen(&reserve, Micros(0)),
+            reserve,
+            part,
+            offered: Tokens::ZERO,
+            queued: Tokens::ZERO,
+            look: 0,
+            rtt: Micros::millis(200),
+        }
+    }
+}
+
+fn strict(amount: u64, per: Unit, burst: u64) -> Policy {
+    policy("p", amount, per, burst, Mode::Strict, Reserve::default())
+}
+
+const fn s(seconds: i64) -> Micros {
+    Micros::seconds(seconds)
+}
+
+fn uniform(_: usize, _: i64) -> i64 {
+    500
+}
+
+fn skewed(i: usize, _: i64) -> i64 {
+    if i == 1 { 1_350 } else { 75 }
+}
+
+fn solo(i: usize, _: i64) -> i64 {
+    if i == 1 { 1_500 } else { 0 }
+}
+
+fn uniform_five(_: usize, _: i64) -> i64 {
+    300
+}
+
+fn skewed_five(i: usize, _: i64) -> i64 {
+    if i == 3 { 1_350 } else { 37 }
+}
+
+fn solo_five(i: usize, _: i64) -> i64 {
+    if i == 3 { 1_500 } else { 0 }
+}
+
+/// Steady demand of 1.5 times the limit.
+#[test]
+fn a_busy_limit_is_used_whatever_the_skew() {
+    let limit = || strict(1_000, Unit::Second, 2_000);
+    let cases: [(&str, Net, Load); 6] = [
+        ("three, uniform", Net::three(limit()), uniform),
+        ("three, 90/10", Net::three(limit()), skewed),
+        ("three, one", Net::three(limit()), solo),
+        ("five, uniform", Net::five(limit()), uniform_five),
+        ("five, 90/10", Net::five(limit()), skewed_five),
+        ("five, one", Net::five(limit()), solo_five),
+    ];
+    for (name, mut net, load) in cases {
+        net.run(s(10), load);
+        let asks = net.asks;
+        net.run(s(70), load);
+        let (used, asks) = (net.used(s(10), s(70)), net.asks - asks);
+        println!("{name}: {used} thousandths used, {asks} asks in 60 s");
+        assert!(used >= 970, "{name}: {used}");
+        assert!(asks <= 90 * net.regions.len() as i64, "{name}: {asks} asks in 60 s");
+    }
+}
+
+#[test]
+fn demand_that_moves_is_followed() {
+    for (name, mut net, from, to) in [
+        ("three", Net::three(strict(1_000, Unit::Second, 2_000)), 1, 2),
+        ("five", Net::five(strict(1_000, Unit::Second, 2_000)), 1, 3),
+    ] {
+        let load: [Load; 4] = [
+            |i, _| i64::from(i == 0),
+            |i, _| i64::from(i == 1) * 1_500,
+            |i, _| i64::from(i == 2) * 1_500,
+            |i, _| i64::from(i == 3) * 1_500,
+        ];
+        net.run(s(20), load[from]);
+        net.run(s(40), load[to]);
+        let within = (0..100)
+            .find(|t| net.used(s(20) + Micros::millis(t * 100), s(21) + Micros::millis(t * 100)) >= 950);
+        println!("{name}: 95% again after {within:?} x 100 ms; then {}", net.used(s(23), s(40)));
+        assert!(within.is_some_and(|t| t <= 30), "{name}: {within:?}");
+    }
+}
+
+#[test]
+fn a_burst_at_once_gets_the_burst() {
+    for (name, places) in [("over three", vec![0, 1, 2]), ("in one", vec![1])] {
+        let mut net = Net::three(strict(10, Unit::Second, 100));
+        net.run(s(1), |_, _| 0);
+        // 300 requests at once, and each tries again every 50 ms until it is let through.
+        let mut waiting: Vec<usize> = (0..300).map(|i| places[i % places.len()]).collect();
+        while net.now < s(9).0 {
+            waiting.retain(|i| !net.request(*i));
+            let next = Micros(net.now + 50 * MS);
+            net.run(next, |_, _| 0);
+        }
+        let (all, ideal) = (net.count(s(1), s(9), None), 180);
+        println!("{name}: {all} of {ideal}, {} asks", net.asks);
+        assert!(all * 100 >= ideal * 92, "{name}: {all} of {ideal}");
+    }
+}
+
+#[test]
+fn a_region_that_was_cut_off_has_its_share_back_within_two_leases() {
+    let mut net = Net::three(strict(1_000, Unit::Second, 2_000));
+    net.run(s(20), uniform);
+    net.cut_off = Some(2);
+    net.run(s(60), uniform);
+    let (alone, others) = (net.count(s(40), s(60), Some(2)), net.used(s(40), s(60)));
+    net.heal();
+    net.run(s(100), uniform);
+    let back = net.count(s(80), s(100), Some(2));
+    println!("cut off: {alone} in 20 s, the others made up to {others}; after 20 s: {back} in 20 s");
+    assert!(alone < 500 && others > 900, "{alone} {others}");
+    assert!(back * 3 * 100 >= 20_000 * 90, "{back}");
+}
+
+#[test]
+fn sparse_demand_within_the_reserve_never_asks() {
+    let mut net = Net::three(strict(1_000, Unit::Second, 2_000));
+    net.run(s(300), |_, _| 1);
+    assert_eq!(net.asks, 0);
+    assert!(net.count(s(0), s(300), None) > 600);
+}
+
+/// The reserve holds less than one request: the first ask brings tokens.
+#[test]
+fn a_cold_bucket_gets_tokens_with_its_first_ask() {
+    for (limit, cost) in [
+        (strict(10, Unit::Second, 10), 1),
+        (strict(10, Unit::Minute, 10), 1),
+        (strict(100, Unit::Second, 100), 10),
+        (strict(5, Unit::Day, 5), 1),
+        (strict(100, Unit::Hour, 20), 18),
+        (strict(1, Unit::Second, 1), 1),
+    ] {
+        let mut net = Net::three(limit.clone());
+        net.cost = Tokens::whole(cost);
+        net.run(s(3), |_, _| 0);
+        assert!(!net.request(2), "the reserve would have done");
+        net.run(s(3) + Micros::millis(400), |_, _| 0);
+        assert_eq!(net.asks, 1);
+        assert!(net.request(2), "{limit:?}");
+    }
+}

@@ -1,0 +1,953 @@
+//! An adversarial world for safety: clocks with any offset and bent by up to 1%, messages lost, doubled and late, leaders
+//! that change and keep a prefix of the unfinished log, stamps of older leaderships, daemons that restart, pause, and forget
+//! borrowers, stores that lose their data or answer late, changes of policies while slices are out, and callers who spend
+//! whenever it hurts.
+//!
+//! Checked after every event, in real time that no part of the system knows:
+//!
+//! - S1: what was admitted never exceeds the bound in any window (see [`Meter`]);
+//! - S2: ... nor would it if every region spent what it has at this instant;
+//! - S3: no region's lease exceeds, or outlives, its liability in the committed pool;
+//! - S4: the pool's own books balance;
+//! - S5: ... nor would it if what is on its way and in the pool were spent as well (the inductive form: admitting moves
+//!   tokens from one term to another, time adds at most the rate);
+//!
+//! and at the end, L1: once everything has run out the pool is whole again and nothing is on record.
+
+use super::support::*;
+use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
+use crate::quota::borrower::{Borrower, Grant, InStore, Sending, Situation};
+use crate::quota::policy::*;
+use crate::quota::pool::*;
+use std::cmp::Reverse as Earliest;
+use std::collections::{BTreeMap, VecDeque};
+
+const BUCKET: BucketId = BucketId([7; 16]);
+const SECOND: i64 = 1_000_000;
+const MS: i64 = 1_000;
+
+/// Mistakes at the seams of the protocol, to see that the checks see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    NoDriftDiscount,
+    LeaseFromReply,
+    LeaseFromResend,
+    StaleStampAccepted,
+    LeaderWallClock,
+    StampAtBatchOpen,
+    NoSeqCheck,
+    NoEpoch,
+    FullAfterLoss,
+    OverdraftForgottenOnLoss,
+    RollbackUndetected,
+    StopAfterSending,
+    RaiseAtOnce,
+    AckBeforeStopping,
+    NoFence,
+    FullAfterPolicy,
+}
+
+struct Node {
+    /// The daemon's monotonic clock, and the store's.
+    mono: Clock,
+    store_clock: Clock,
+    replica: Pool,
+    applied: usize,
+    seen: Stamp,
+    seen_at: Micros,
+    epoch: Option<u64>,
+    nonce: u64,
+    borrower: Borrower,
+    ask: Option<Ask>,
+    /// The store's time when it was last sent again.
+    resent: Option<Micros>,
+    store: Option<StoreBucket>,
+    snapshot: Option<StoreBucket>,
+    part: Part,
+    unseen: Option<(Tokens, Micros)>,
+    /// Since when a new part waits to be adopted ([`Bug::AckBeforeStopping`]).
+    lagging: Option<(Part, i64)>,
+    cut_off: i64,
+    paused: i64,
+}
+
+enum Event {
+    Tick(usize),
+    Arrive(Op),
+    Close(u64),
+    Commit,
+    Learn(usize),
+    Read(usize, Box<Record>),
+    Install(usize, u64, StoreGrant),
+    Fault,
+    Attack,
+}
+
+pub struct World {
+    rng: Rng,
+    now: i64,
+    queue: BTreeMap<Earliest<(i64, u64)>, Event>,
+    queued: u64,
+    nodes: Vec<Node>,
+    policy: u32,
+    style: i64,
+    attacker: usize,
+    drift: i64,
+    // Raft
+    leader: Option<usize>,
+    clocks: Vec<(usize, RaftClock)>,
+    term: u64,
+    log: Vec<(u64, Entry)>,
+    /// Appended, not committed; with the real time of the stamp.
+    pending: VecDeque<(i64, u64, Entry)>,
+    open: Vec<Op>,
+    open_stamp: Stamp,
+    pool: Pool,
+    // The bounds that may be in force, and the newest.
+    bounds: Vec<(Rate, Tokens)>,
+    settled_since: Option<Micros>,
+    meter: Meter,
+    changing: bool,
+    nonce: u64,
+    bug: Option<Bug>,
+    breached: bool,
+    pub commits: u64,
+    pub grants: u64,
+    pub admitted: Tokens,
+    pub changes: u64,
+}
+
+impl World {
+    pub fn run(seed: u64, changing: bool, bug: Option<Bug>, seconds: i64) -> (Self, Result<(), String>) {
+        let mut rng = Rng(seed);
+        let n = rng.int(2, 4) as usize;
+        let drift = rng.pick(&[0, 10_000, 10_000]);
+        let policies = vec![some_policy(&mut rng)];
+        let mut pool = Pool::default();
+        let found = Entry {
+            stamp: Stamp { term: 1, tau: Micros(0) },
+            ops: vec![Op::Found { regions: regions(n), policies }],
+        };
+        pool.apply(1, &found);
+        let policy = pool.policies().next().unwrap().id;
+        let nodes = (0..n).map(|i| Node::new(&mut rng, &pool, policy, i, drift)).collect();
+        let mut w = World {
+            now: 0,
+            queue: BTreeMap::new(),
+            queued: 0,
+            nodes,
+            policy,
+            style: rng.int(0, 6),
+            attacker: 0,
+            drift,
+            leader: None,
+            clocks: Vec::new(),
+            term: 1,
+            log: vec![(1, found)],
+            pending: VecDeque::new(),
+            open: Vec::new(),
+            open_stamp: Stamp::default(),
+            bounds: vec![bound(&pool, policy)],
+            settled_since: None,
+            pool,
+            meter: Meter::default(),
+            changing,
+            nonce: 1,
+            bug,
+            breached: false,
+            commits: 0,
+            grants: 0,
+            admitted: Tokens::ZERO,
+            changes: 0,
+            rng,
+        };
+        w.elect();
+        let result = w.go(seconds * SECOND).and_then(|()| w.run_out());
+        (w, result)
+    }
+
+    fn go(&mut self, until: i64) -> Result<(), String> {
+        for i in 0..self.nodes.len() {
+            self.at(i as i64 * MS, Event::Tick(i));
+        }
+        self.at(2 * SECOND, Event::Fault);
+        self.at(SECOND, Event::Attack);
+        while let Some((Earliest((time, _)), event)) = self.queue.pop_last() {
+            if time > until {
+                break;
+            }
+            self.now = time;
+            self.handle(event);
+            self.check().map_err(|what| format!("at {}.{:06} s: {what}", time / SECOND, time % SECOND))?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Tick(i) => self.tick(i),
+            Event::Arrive(op) => self.arrive(op),
+            Event::Close(term) => self.close(term),
+            Event::Commit => {
+                if self.leader.is_some_and(|l| self.nodes[l].cut_off <= self.now) {
+                    self.commit();
+                }
+            }
+            Event::Learn(i) => match self.absent(i) {
+                Some(back) => self.at(back, Event::Learn(i)),
+                None => self.learn(i),
+            },
+            Event::Read(i, record) => match self.absent(i) {
+                Some(back) => self.at(back, Event::Read(i, record)),
+                None => self.read(i, &record),
+            },
+            Event::Install(i, nonce, grant) => self.install(i, nonce, &grant),
+            Event::Fault => self.fault(),
+            Event::Attack => {
+                let gap = self.rng.int(10 * MS, 8 * SECOND);
+                self.at(self.now + gap, Event::Attack);
+                for i in 0..self.nodes.len() {
+                    self.spend_all(i);
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, time: i64, event: Event) {
+        self.queued += 1;
+        self.queue.insert(Earliest((time.max(self.now), self.queued)), event);
+    }
+
+    fn delay(&mut self) -> i64 {
+        match self.rng.int(0, 99) {
+            0..3 => self.rng.int(0, 45 * SECOND),
+            3..18 => self.rng.int(0, 4 * SECOND),
+            _ => self.rng.int(MS, 300 * MS),
+        }
+    }
+
+    fn absent(&mut self, i: usize) -> Option<i64> {
+        let back = self.nodes[i].paused.max(self.nodes[i].cut_off);
+        (back > self.now).then(|| back + self.rng.int(0, SECOND))
+    }
+
+    fn mono(&self, i: usize) -> Micros {
+        self.nodes[i].mono.at(Micros(self.now))
+    }
+
+    fn store_now(&self, i: usize) -> Micros {
+        self.nodes[i].store_clock.at(Micros(self.now))
+    }
+
+    fn is(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    // --- A region ---------------------------------------------------------------------------------------------------
+
+    fn discounted(&self, rate: Rate) -> Rate {
+        if self.is(Bug::NoDriftDiscount) { rate } else { rate.discount(DRIFT_PPM) }
+    }
+
+    fn reserve(&self, i: usize) -> Bare {
+        let node = &self.nodes[i];
+        let unseen = if self.is(Bug::FullAfterPolicy) { None } else { node.unseen };
+        Bare { rate: self.discounted(node.part.rate), cap: node.part.cap(), unseen }
+    }
+
+    fn store(&mut self, i: usize) -> (&mut StoreBucket, Bare, Micros) {
+        let (reserve, now) = (self.reserve(i), self.store_now(i));
+        (self.nodes[i].store.get_or_insert_with(|| StoreBucket::unseen(&reserve, now)), reserve, now)
+    }
+
+    fn peek(&self, i: usize) -> Tokens {
+        let (reserve, now) = (self.reserve(i), self.store_now(i));
+        let unseen = StoreBucket::unseen(&reserve, now);
+        self.nodes[i].store.as_ref().unwrap_or(&unseen).peek(&reserve, now)
+    }
+
+    fn spend(&mut self, i: usize, cost: Tokens) {
+        if self.nodes[i].paused > self.now {
+            return;
+        }
+        let (bucket, reserve, now) = self.store(i);
+        if bucket.take(&reserve, cost, now) {
+            let rate = self.bounds.iter().map(|b| b.0).max().unwrap();
+            self.meter.add(cost, rate, Micros(self.now));
+            self.admitted += cost;
+        }
+    }
+
+    fn spend_all(&mut self, i: usize) {
+        let all = self.peek(i);
+        if all.is_positive() {
+            self.spend(i, all);
+        }
+    }
+
+    fn tick(&mut self, i: usize) {
+        let gap = self.rng.int(5 * MS, 250 * MS);
+        self.at(self.now + gap, Event::Tick(i));
+        if self.nodes[i].paused > self.now {
+            return;
+        }
+        if let Some((part, since)) = self.nodes[i].lagging
+            && since + 3 * SECOND < self.now
+        {
+            self.nodes[i].lagging = None;
+            self.adopt(i, part);
+        }
+        let region = RegionId(i as u16);
+        if self.rng.percent(30) {
+            self.keep_up(i, region);
+        }
+        if self.rng.percent(1) && self.nodes[i].borrower.slice(self.mono(i)).is_none() {
+            self.nodes[i].borrower = Borrower::new(self.mono(i)); // forgotten
+            self.nodes[i].ask = None;
+        }
+        let hot = match self.style {
+            0 | 1 => true,
+            2 => i == self.attacker,
+            4 => i == self.attacker && self.rng.percent(5),
+            _ => self.rng.percent(50),
+        };
+        let now = self.mono(i);
+        if hot {
+            let cost = Tokens::whole(self.rng.pick(&[1, 1, 1, 4]));
+            let rate = self.pool.cut(self.policy).map_or(Rate::ZERO, |c| c.rate);
+            let offered = Tokens(rate.percent(self.rng.int(1, 300)).0).max(cost);
+            self.nodes[i].borrower.observe(now, offered, cost);
+        }
+        let queued = if hot && self.rng.percent(70) { Tokens::whole(1) } else { Tokens::ZERO };
+        self.consider(i, queued);
+        match self.style {
+            0 => self.spend_all(i),
+            2 if i == self.attacker => self.spend_all(i),
+            6 if self.rng.percent(30) => self.spend_all(i),
+            3 => {
+                let cost = Tokens(self.rng.int(1, 5) * 500_000);
+                self.spend(i, cost);
+            }
+            _ => {}
+        }
+        if self.rng.percent(2) {
+            self.nodes[i].snapshot = self.nodes[i].store.clone();
+        }
+    }
+
+    /// Joins, or acknowledges policies, until that is heard of.
+    fn keep_up(&mut self, i: usize, region: RegionId) {
+        let node = &self.nodes[i];
+        let version = node.replica.version();
+        if node.epoch.is_none() {
+            let join = Join { region, previous: node.replica.epoch(region).0, nonce: node.nonce };
+            self.send(i, Op::Join(join));
+        } else if node.replica.unacked(version).any(|r| r == region) {
+            self.send(i, Op::Ack(Ack { region, version }));
+        }
+    }
+
+    fn consider(&mut self, i: usize, queued: Tokens) {
+        let (now, level) = (self.mono(i), self.peek(i));
+        let region = RegionId(i as u16);
+        let node = &mut self.nodes[i];
+        let Some(epoch) = node.epoch else { return };
+        let situation = Situation {
+            pool: &node.replica,
+            policy: self.policy,
+            bucket: BUCKET,
+            region,
+            part: node.part,
+            now,
+            level,
+            queued,
+            queued_max: queued,
+            rtt: Micros::millis(200),
+            tau_age: now - node.seen_at,
+        };
+        let Some(plan) = node.borrower.consider(&situation) else {
+            if let Some(ask) = node.ask.clone().filter(|a| a.epoch == epoch)
+                && self.rng.percent(5)
+            {
+                self.nodes[i].resent = Some(self.store_now(i));
+                self.send(i, Op::Ask(ask)); // once more, as it was
+            }
+            return;
+        };
+        let fence = if self.is(Bug::NoFence) { 0 } else { self.nodes[i].borrower.next_seq() };
+        let rate = self.discounted(plan.hold_rate);
+        let late = self.is(Bug::StopAfterSending);
+        let (bucket, reserve, store_now) = self.store(i);
+        let was = bucket.clone();
+        let (leased, returned) = bucket.prepare(&reserve, plan.hold_burst, rate, fence, store_now);
+        let store = InStore { leased, returned, level: bucket.level.tokens };
+        if late {
+            *bucket = was;
+        }
+        if self.rng.percent(5) {
+            return; // it happened, but the daemon did not hear of it
+        }
+        let node = &mut self.nodes[i];
+        let age = now - node.seen_at;
+        let (part, seen, policy) = (node.part, node.seen, self.policy);
+        let sending = Sending { region, epoch, policy, bucket: BUCKET, part, now, store_now, seen, age };
+        let ask = node.borrower.ask(&plan, &store, &sending);
+        (node.ask, node.resent) = (Some(ask.clone()), None);
+        self.send(i, Op::Ask(ask));
+    }
+
+    fn send(&mut self, from: usize, op: Op) {
+        if self.nodes[from].cut_off > self.now {
+            return;
+        }
+        let copies = match self.rng.int(0, 99) {
+            0..12 => 0,
+            12..27 => 2,
+            _ => 1,
+        };
+        for _ in 0..copies {
+            let delay = self.delay();
+            self.at(self.now + delay, Event::Arrive(op.clone()));
+        }
+    }
+
+    fn learn(&mut self, i: usize) {
+        let Some((term, entry)) = self.log.get(self.nodes[i].applied).cloned() else { return };
+        let now = self.mono(i);
+        let region = RegionId(i as u16);
+        let node = &mut self.nodes[i];
+        node.applied += 1;
+        let applied = node.replica.apply(term, &entry);
+        let stamp = Stamp { term, tau: node.replica.tau() };
+        if stamp != node.seen {
+            (node.seen, node.seen_at) = (stamp, now);
+        }
+        let (epoch, nonce) = node.replica.epoch(region);
+        if nonce == node.nonce && node.epoch != Some(epoch) {
+            node.epoch = Some(epoch);
+        }
+        let part = self.part_to_use(i);
+        if part != self.nodes[i].part {
+            if self.is(Bug::AckBeforeStopping) {
+                self.nodes[i].lagging.get_or_insert((part, self.now));
+            } else {
+                self.adopt(i, part);
+            }
+        }
+        for (whose, bucket) in applied.records {
+            let record = self.nodes[i].replica.record(bucket, whose).filter(|_| whose == region).cloned();
+            if let Some(record) = record {
+                self.read(i, &record);
+            }
+        }
+    }
+
+    fn part_to_use(&self, i: usize) -> Part {
+        let region = RegionId(i as u16);
+        let replica = &self.nodes[i].replica;
+        if self.is(Bug::RaiseAtOnce) {
+            return replica.cut(self.policy).map_or(Part::default(), |cut| cut.parts[i]);
+        }
+        replica.usable(self.policy, region).unwrap_or_default()
+    }
+
+    /// What the region may use of its reserve changes; no bucket gains tokens by that.
+    fn adopt(&mut self, i: usize, part: Part) {
+        let (reserve, now) = (self.reserve(i), self.store_now(i));
+        let had = StoreBucket::unseen(&reserve, now).peek(&reserve, now);
+        let node = &mut self.nodes[i];
+        let may = node.replica.unseen(self.policy, RegionId(i as u16)).unwrap_or(Tokens::MAX);
+        node.unseen = Some((had.min(may).min(part.cap()), now));
+        node.part = part;
+    }
+
+    fn read(&mut self, i: usize, record: &Record) {
+        let now = self.mono(i);
+        let Some(mut epoch) = self.nodes[i].epoch else { return };
+        if self.is(Bug::NoEpoch) {
+            epoch = record.epoch;
+        }
+        let Some(grant) = self.nodes[i].borrower.on_record(record, epoch, now) else { return };
+        let grant = self.for_store(i, &grant, record);
+        self.grants += 1;
+        for _ in 0..self.rng.int(1, 2) {
+            let delay = match self.rng.int(0, 9) {
+                0 => self.rng.int(0, 5 * SECOND),
+                1 => self.rng.int(0, 300 * MS),
+                _ => 0,
+            };
+            let nonce = self.nodes[i].nonce;
+            self.at(self.now + delay, Event::Install(i, nonce, grant));
+        }
+    }
+
+    fn for_store(&self, i: usize, grant: &Grant, record: &Record) -> StoreGrant {
+        let &Grant { seq, push, granted, burst, rate, mut deadline, .. } = grant;
+        let from = match (self.bug, self.nodes[i].resent) {
+            (Some(Bug::LeaseFromReply), _) => Some(self.store_now(i)),
+            (Some(Bug::LeaseFromResend), resent) => resent,
+            _ => None,
+        };
+        if let Some(from) = from {
+            deadline = from + record.lease.discount(DRIFT_PPM);
+        }
+        if self.is(Bug::NoDriftDiscount) {
+            deadline += record.lease - record.lease.discount(DRIFT_PPM);
+        }
+        StoreGrant { seq, push, granted, burst, rate: self.discounted(rate), deadline }
+    }
+
+    fn install(&mut self, i: usize, nonce: u64, grant: &StoreGrant) {
+        if self.nodes[i].nonce == nonce {
+            let (bucket, reserve, now) = self.store(i);
+            bucket.install(&reserve, grant, now);
+        }
+    }
+
+    // --- Raft -------------------------------------------------------------------------------------------------------
+
+    fn arrive(&mut self, op: Op) {
+        let Some(leader) = self.leader.filter(|l| self.nodes[*l].cut_off <= self.now) else { return };
+        if self.open.is_empty() {
+            self.open_stamp = self.stamp(leader);
+            let batch = if self.is(Bug::StampAtBatchOpen) { 600 * MS } else { 30 * MS };
+            let wait = self.rng.int(0, batch);
+            self.at(self.now + wait, Event::Close(self.term));
+        }
+        self.open.push(op);
+    }
+
+    fn stamp(&mut self, leader: usize) -> Stamp {
+        let now = self.mono(leader);
+        let (_, clock) = self.clocks.last().unwrap();
+        let mut stamp = { *clock }.stamp(now);
+        let older: Vec<RaftClock> = self
+            .clocks
+            .iter()
+            .filter(|(node, c)| *node == leader && c.term() < self.term)
+            .map(|c| c.1)
+            .collect();
+        if !older.is_empty() && self.rng.percent(20) {
+            stamp = self.rng.pick(&older).stamp(now); // code that has not noticed the new term
+        }
+        if self.is(Bug::LeaderWallClock) {
+            stamp.tau = now;
+        }
+        if self.is(Bug::NoDriftDiscount) {
+            stamp.tau = stamp.tau.mul_div(1_000_000, 990_000);
+        }
+        stamp
+    }
+
+    fn close(&mut self, term: u64) {
+        let Some(leader) = self.leader else { return };
+        if term != self.term || self.open.is_empty() {
+            return;
+        }
+        let mut stamp = if self.is(Bug::StampAtBatchOpen) { self.open_stamp } else { self.stamp(leader) };
+        if self.is(Bug::StaleStampAccepted) {
+            stamp.term = term;
+        }
+        let ops = std::mem::take(&mut self.open);
+        self.pending.push_back((self.now, term, Entry { stamp, ops }));
+        let delay = self.rng.int(5 * MS, 400 * MS);
+        self.at(self.now + delay, Event::Commit);
+    }
+
+    fn commit(&mut self) {
+        let Some((stamped, term, mut entry)) = self.pending.pop_front() else { return };
+        self.commits += 1;
+        if self.is(Bug::NoSeqCheck) || self.is(Bug::NoEpoch) {
+            self.tamper(&mut entry);
+        }
+        let version = self.pool.version();
+        let applied = self.pool.apply(term, &entry);
+        self.breached |= !applied.breached.is_empty();
+        if self.pool.version() != version {
+            // In force from the stamp on: the meter drains at the new rate from there.
+            let old = self.bounds.iter().map(|b| b.0).max().unwrap();
+            let new = bound(&self.pool, self.policy);
+            self.meter.level(old, Micros(self.now));
+            self.meter.drain((new.0 - old).or_zero(), Micros(self.now - stamped));
+            self.bounds.push(new);
+            self.settled_since = None;
+            self.changes += 1;
+        }
+        for (region, bucket) in applied.records {
+            let record = self.pool.record(bucket, region).unwrap().clone();
+            for _ in 0..self.rng.int(0, 2) {
+                let delay = self.delay();
+                self.at(self.now + delay, Event::Read(usize::from(region.0), Box::new(record.clone())));
+            }
+        }
+        if std::env::var("VERBOSE").is_ok() {
+            eprintln!(
+                "{} tau {:?} set {} unacked {:?} settled {} at {:?} ops {:?}\n   cut {:?}\n  {:?}",
+                self.now,
+                self.pool.tau(),
+                self.pool.version(),
+                self.pool.unacked(self.pool.version()).collect::<Vec<_>>(),
+                self.pool.settled(),
+                self.pool.settles_at(),
+                entry.ops,
+                self.pool.cut(self.policy),
+                self.pool.bucket(BUCKET)
+            );
+        }
+        self.log.push((term, entry));
+        for i in 0..self.nodes.len() {
+            let delay = self.rng.int(MS, 600 * MS);
+            self.at(self.now + delay, Event::Learn(i));
+        }
+    }
+
+    fn tamper(&self, entry: &mut Entry) {
+        for op in &mut entry.ops {
+            let Op::Ask(ask) = op else { continue };
+            if self.is(Bug::NoEpoch) {
+                ask.epoch = self.pool.epoch(ask.region).0;
+            }
+            if let Some(record) = self.pool.record(ask.bucket, ask.region) {
+                ask.seq = ask.seq.max(record.seq + 1);
+            }
+        }
+    }
+
+    fn elect(&mut self) {
+        // A prefix of what was under way survives into the new leader's log.
+        let keep = self.rng.int(0, self.pending.len() as i64) as usize;
+        self.pending.truncate(keep);
+        self.open.clear();
+        while !self.pending.is_empty() {
+            self.commit();
+        }
+        self.term += self.rng.int(1, 2) as u64;
+        let leader = self.rng.int(0, self.nodes.len() as i64 - 1) as usize;
+        self.leader = Some(leader);
+        self.clocks.push((leader, RaftClock::begin(self.term, self.pool.tau(), self.mono(leader))));
+    }
+
+    // --- Faults -----------------------------------------------------------------------------------------------------
+
+    fn fault(&mut self) {
+        let gap = self.rng.int(200 * MS, 6 * SECOND);
+        self.at(self.now + gap, Event::Fault);
+        let i = self.rng.int(0, self.nodes.len() as i64 - 1) as usize;
+        let kind = if self.changing && self.rng.percent(25) { 8 } else { self.rng.int(0, 9) };
+        match kind {
+            0 => {
+                self.leader = None;
+                self.open.clear();
+            }
+            1 => self.elect(),
+            2 => {
+                let longest = if self.changing { 90 } else { 30 };
+                self.nodes[i].cut_off = self.now + self.rng.int(SECOND, longest * SECOND);
+            }
+            3 => self.nodes[i].paused = self.now + self.rng.int(10 * MS, 15 * SECOND),
+            4 => self.lose_data(i),
+            5 => self.new_session(i),
+            6 => {
+                let ppm = self.rng.int(-1, 1) * self.drift;
+                let now = Micros(self.now);
+                let node = &mut self.nodes[i];
+                if ppm >= 0 {
+                    node.mono.bend(now, ppm)
+                } else {
+                    node.store_clock.bend(now, ppm)
+                }
+                node.store_clock.bend(now, ppm);
+            }
+            7 => self.attacker = i,
+            8 if self.changing && self.bounds.len() < 4 => self.change_policies(i),
+            _ if self.leader.is_none() => self.elect(),
+            _ => {}
+        }
+    }
+
+    /// The daemon starts over: what was lent under the older session is not used any more, buckets keep their levels.
+    fn new_session(&mut self, i: usize) {
+        let (reserve, now) = (self.reserve(i), self.store_now(i));
+        let mono = self.mono(i);
+        self.nonce += 1;
+        let node = &mut self.nodes[i];
+        node.nonce = self.nonce;
+        node.epoch = None;
+        node.ask = None;
+        node.borrower.restart(mono);
+        if let Some(bucket) = &mut node.store {
+            bucket.advance(&reserve, now);
+            bucket.lease = None;
+            bucket.advance(&reserve, now);
+            (bucket.installed, bucket.fence) = Default::default();
+        }
+    }
+
+    fn lose_data(&mut self, i: usize) {
+        if self.is(Bug::RollbackUndetected) {
+            self.nodes[i].store = self.nodes[i].snapshot.clone();
+            return;
+        }
+        self.new_session(i);
+        let now = self.store_now(i);
+        let left = match self.bug {
+            Some(Bug::FullAfterLoss) => self.nodes[i].part.cap(),
+            Some(Bug::OverdraftForgottenOnLoss) => self.nodes[i].part.overdraft,
+            _ => Tokens::ZERO,
+        };
+        self.nodes[i].store = None;
+        self.nodes[i].unseen = Some((left, now));
+    }
+
+    fn change_policies(&mut self, i: usize) {
+        let now: Vec<Policy> = self.pool.policies().map(|p| Policy::clone(p.policy)).collect();
+        let mut policies = match self.rng.int(0, 9) {
+            0 if !now.is_empty() => vec![], // removed; may come back
+            1..6 if !now.is_empty() => vec![scaled(&mut self.rng, &now[0])],
+            _ => vec![some_policy(&mut self.rng)],
+        };
+        if self.rng.percent(10) {
+            policies.push(Policy { name: "another".into(), ..some_policy(&mut self.rng) });
+        }
+        let expected = self.rng.percent(50).then(|| self.pool.version());
+        self.send(i, Op::SetPolicies(SetPolicies { expected, policies }));
+    }
+
+    // --- Invariants -------------------------------------------------------------------------------------------------
+
+    /// Once a change is through, only the newest limit is in force.
+    fn narrow(&mut self) {
+        if self.bounds.len() < 2 || !self.pool.settled() {
+            return;
+        }
+        let since = *self.settled_since.get_or_insert(self.pool.tau());
+        // Until every region has learnt of it, and a longest lease has passed.
+        if self.pool.tau() >= since + Micros::seconds(100) {
+            self.bounds = self.bounds.split_off(self.bounds.len() - 1);
+            self.settled_since = None;
+            self.meter.empty();
+        }
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        self.narrow();
+        let rate = self.bounds.iter().map(|b| b.0).max().unwrap();
+        let most = self.bounds.iter().map(|b| b.1).max().unwrap();
+        // Clocks tick in whole microseconds: a few of those, and rounding.
+        let slack = Tokens(10_000) + rate.during(Micros(5));
+        let spent = self.meter.level(rate, Micros(self.now));
+        if spent > most + slack {
+            return Err(format!("S1: {spent:?} in a window, bound {most:?}"));
+        }
+        let parts: Vec<Tokens> = (0..self.nodes.len()).map(|i| self.peek(i)).collect();
+        let with_parts = spent + parts.iter().copied().sum();
+        if with_parts > most + slack {
+            return Err(format!("S2: spent {spent:?}, spendable {parts:?}, bound {most:?}"));
+        }
+        let tau = match self.leader {
+            Some(leader) => { self.clocks.last().unwrap().1 }.stamp(self.mono(leader)).tau,
+            None => self.pool.tau(),
+        };
+        let way: Tokens = (0..self.nodes.len()).map(|i| self.on_its_way(i)).sum();
+        let pooled = self.pool.free(self.policy, BUCKET, tau.max(self.pool.tau()));
+        if with_parts + way + pooled > most + slack {
+            return Err(format!(
+                "S5: spent {spent:?}, spendable {parts:?}, on its way {way:?}, pool {pooled:?}, bound {most:?}"
+            ));
+        }
+        for i in 0..self.nodes.len() {
+            self.check_lease(i)?;
+        }
+        if self.breached {
+            let (check, bucket) = (self.pool.check(), self.pool.bucket(BUCKET));
+            return Err(format!("S4: the pool itself reported a breach: {check:?} {bucket:?}"));
+        }
+        self.pool.check().map_err(|(_, breach)| format!("S4: {breach:?}"))
+    }
+
+    fn check_lease(&self, i: usize) -> Result<(), String> {
+        let now = self.store_now(i);
+        let lease = self.nodes[i].store.as_ref().and_then(|s| s.lease).filter(|l| l.deadline > now);
+        let Some(lease) = lease.filter(|l| l.burst.is_positive() || l.rate.is_positive()) else {
+            return Ok(());
+        };
+        let record = self.pool.record(BUCKET, RegionId(i as u16));
+        let covered = record.is_some_and(|r| {
+            let (rate, burst) = r.liable();
+            burst >= lease.burst && rate >= lease.rate
+        });
+        if covered { Ok(()) } else { Err(format!("S3: region {i} holds {lease:?} of {record:?}")) }
+    }
+
+    /// Tokens granted to a region that its store has not got yet, but may still get.
+    fn on_its_way(&self, i: usize) -> Tokens {
+        let (mono, now) = (self.mono(i), self.store_now(i));
+        let node = &self.nodes[i];
+        let (seq, _, got) = node.store.as_ref().map_or_else(Default::default, |s| s.installed);
+        let fence = node.store.as_ref().map_or(0, |s| s.fence);
+        let record = self.pool.record(BUCKET, RegionId(i as u16)).filter(|r| Some(r.epoch) == node.epoch);
+        let unread = record.map_or(Tokens::ZERO, |r| node.borrower.unread(r, mono));
+        let coming = self.queue.values().filter_map(|event| match event {
+            Event::Install(j, nonce, g)
+                if *j == i && *nonce == node.nonce && g.deadline > now && g.seq >= fence =>
+            {
+                Some(g)
+            }
+            _ => None,
+        });
+        let missing = coming.map(|g| if g.seq == seq { g.granted - got } else { g.granted }).max();
+        unread + missing.unwrap_or_default().or_zero()
+    }
+
+    /// Everything stops; once all leases and tombstones have run out the pool is whole again.
+    fn run_out(&mut self) -> Result<(), String> {
+        self.term += 1;
+        let acks =
+            (0..self.nodes.len()).map(|i| Ack { region: RegionId(i as u16), version: self.pool.version() });
+        let acks: Vec<Op> = acks.map(Op::Ack).collect();
+        for (seconds, ops) in [(100, acks), (200, vec![]), (10_000_000, vec![]), (1, vec![])] {
+            let tau = self.pool.tau() + Micros::seconds(seconds);
+            self.pool.apply(self.term, &Entry { stamp: Stamp { term: self.term, tau }, ops });
+        }
+        // (A pool whose rate is all in reserves, or zero, never refills.)
+        let refills = |b: &BucketView| b.free_rate.during(Micros::seconds(10_000_000)) > b.free_burst;
+        if !self.pool.settled() || self.pool.buckets().any(|b| !b.records.is_empty() || refills(&b)) {
+            return Err(format!("L1: left over: {:?}", self.pool.buckets().collect::<Vec<_>>()));
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    fn new(rng: &mut Rng, pool: &Pool, policy: u32, i: usize, drift: i64) -> Self {
+        let mut clock = || Clock { real: 0, shown: rng.int(0, 1 << 40), ppm: rng.int(-drift, drift) };
+        let (mono, store_clock) = (clock(), clock());
+        Node {
+            mono,
+            store_clock,
+            replica: pool.clone(),
+            applied: 1,
+            seen: Stamp::default(),
+            seen_at: mono.at(Micros(0)),
+            epoch: None,
+            nonce: i as u64 + 1_000_000,
+            borrower: Borrower::new(mono.at(Micros(0))),
+            ask: None,
+            resent: None,
+            store: None,
+            snapshot: None,
+            part: pool.usable(policy, RegionId(i as u16)).unwrap(),
+            unseen: None,
+            lagging: None,
+            cut_off: 0,
+            paused: 0,
+        }
+    }
+}
+
+fn bound(pool: &Pool, policy: u32) -> (Rate, Tokens) {
+    pool.cut(policy).map_or((Rate::ZERO, Tokens::ZERO), |cut| (cut.rate, cut.burst + cut.overshoot()))
+}
+
+fn some_policy(rng: &mut Rng) -> Policy {
+    let burst = rng.pick(&[1, 3, 10, 20, 100, 1000]);
+    let amount = (burst * rng.pick(&[5, 20, 100, 300, 1000, 3000]) / 100).max(1);
+    let per = rng.pick(&[Unit::Second, Unit::Second, Unit::Second, Unit::Minute]);
+    let amount = if rng.percent(10) { 0 } else { amount };
+    let share = |p| Share::percent(p);
+    let reserve = Reserve {
+        rate: share(rng.pick(&[0, 10, 20, 50, 100])),
+        burst: share(rng.pick(&[0, 10, 50, 80, 100])),
+    };
+    let mode = match rng.int(0, 9) {
+        0..3 => Mode::Approximate { max_overshoot: share(rng.int(1, 100) as u32) },
+        3 => Mode::Split,
+        _ => Mode::Strict,
+    };
+    let mut p = policy("p", amount as u64, per, burst as u64, mode, reserve);
+    if rng.percent(30) {
+        p.weights = regions(4).into_iter().map(|r| (r, rng.int(0, 10) as u32)).collect();
+    }
+    p
+}
+
+/// The same limit, larger or smaller; or the same size, cut up in another way.
+fn scaled(rng: &mut Rng, p: &Policy) -> Policy {
+    let mut p = p.clone();
+    if rng.percent(50) {
+        p.reserve = some_policy(rng).reserve;
+    } else if let Limit::TokenBucket(b) = &mut p.limit {
+        let percent = rng.int(50, 200) as u64;
+        b.amount = b.amount * percent / 100;
+        b.burst = b.burst * percent / 100;
+    }
+    p
+}
+
+fn campaign(seeds: std::ops::Range<u64>, changing: bool) {
+    let (mut commits, mut grants, mut changes) = (0, 0, 0);
+    for seed in seeds {
+        let (world, result) = World::run(seed, changing, None, 120);
+        if let Err(what) = result {
+            panic!("seed {seed} (changing: {changing}): {what}");
+        }
+        commits += world.commits;
+        grants += world.grants;
+        changes += world.changes;
+    }
+    // It would prove nothing if nothing had happened.
+    assert!(commits > 1_000 && grants > 500 && (changes > 20 || !changing), "{commits} {grants} {changes}");
+}
+
+#[test]
+fn no_history_admits_more_than_the_limit() {
+    campaign(seeds(0), false);
+}
+
+#[test]
+fn no_change_of_policies_admits_more_than_the_larger_limit() {
+    campaign(seeds(1_000_000), true);
+}
+
+/// How many histories to try: `QUORATE_SEEDS`, or a few; or the one that `QUORATE_SEED` names.
+fn seeds(from: u64) -> std::ops::Range<u64> {
+    if let Some(seed) = std::env::var("QUORATE_SEED").ok().and_then(|s| s.parse().ok()) {
+        return seed..seed + 1;
+    }
+    let many = std::env::var("QUORATE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
+    from..from + many
+}
+
+#[test]
+fn every_bug_is_found() {
+    use Bug::*;
+    let bugs = [
+        NoDriftDiscount,
+        LeaseFromReply,
+        LeaseFromResend,
+        StaleStampAccepted,
+        LeaderWallClock,
+        StampAtBatchOpen,
+        NoSeqCheck,
+        NoEpoch,
+        FullAfterLoss,
+        OverdraftForgottenOnLoss,
+        RollbackUndetected,
+        StopAfterSending,
+        RaiseAtOnce,
+        AckBeforeStopping,
+        NoFence,
+        FullAfterPolicy,
+    ];
+    for bug in bugs {
+        let changing = matches!(bug, RaiseAtOnce | AckBeforeStopping | FullAfterPolicy);
+        let mut found = vec![];
+        let many = std::env::var("BUGSEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
+        for seed in 0..many {
+            if let (_, Err(what)) = World::run(seed, changing, Some(bug), 120) {
+                found.push((seed, what));
+            }
+        }
+        println!("{bug:?}: {} {:?}", found.len(), found.first());
+    }
+}

@@ -1,0 +1,547 @@
+//! The slow loop of a region: demand becomes asks, records become leases in the store.
+//!
+//! One task. It is woken by low buckets (pokes), by what its replica applied, by its store's session and by time; each
+//! time it looks at the buckets that are due, and whatever they ask goes out as *one* proposal. The order of steps for each
+//! bucket is the protocol's: see [`crate::quota::borrower`].
+
+mod book;
+mod policies;
+
+use crate::limiter::Core;
+use crate::limiter::table::Asking;
+use crate::quota::amount::{DRIFT_PPM, Micros};
+use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
+use crate::quota::policy::{BucketId, Part};
+use crate::quota::pool::{Applied, Ask, Join, Op, RegionId};
+use crate::raft::{ChangeFeed, Changes, ProposeError, Raft, clock};
+use crate::store::AnyStore;
+use crate::store::{Install, Prepare, Session, Store as _, StoreError};
+use book::{Book, Loan};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// Between two rounds, so that what comes together goes out together.
+const ROUND_GAP: Micros = Micros::millis(10);
+/// A proposal without an answer for this long is of no use any more.
+const PROPOSE_WITHIN: Duration = Duration::from_secs(3);
+/// A join, an acknowledgement or a tick that has had no effect is repeated after this long.
+const REPEAT: Micros = Micros::millis(500);
+/// How long an install that failed rests before it is tried again.
+const RETRY_INSTALL: Micros = Micros::millis(20);
+/// The most buckets in one store call or one proposal.
+const BATCH: usize = 256;
+/// The most buckets that one round looks at; the rest is looked at in the next.
+const ROUND_MAX: usize = 4_096;
+/// Wait at most this long for the last proposal when draining.
+const DRAIN_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the slow loop tells the rest of the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The cluster has been founded and policies were read.
+    pub policies: u64,
+    /// The region has joined under the store's present session, with this epoch.
+    pub epoch: Option<u64>,
+}
+
+/// The slow loop.
+pub struct Reconcile {
+    raft: Raft,
+    store: AnyStore,
+    core: Arc<Core>,
+    region: crate::quota::policy::RegionName,
+    unmatched_allowed: bool,
+    me: Option<RegionId>,
+    session: Option<Session>,
+    epoch: Option<u64>,
+    marked_full: bool,
+    book: Book,
+    proposals: JoinSet<Proposed>,
+    last_round: Micros,
+    joined_at: Micros,
+    acked_at: Micros,
+    ticked_at: Micros,
+    activated_at: Micros,
+    rtt: Micros,
+    progress: watch::Sender<Progress>,
+}
+
+/// How a proposal ended.
+struct Proposed {
+    buckets: Vec<BucketId>,
+    result: Result<Applied, ProposeError>,
+}
+
+impl Reconcile {
+    /// A loop for this region; see [`Self::run`].
+    #[must_use]
+    pub fn new(
+        raft: Raft,
+        store: AnyStore,
+        core: Arc<Core>,
+        region: crate::quota::policy::RegionName,
+        unmatched_allowed: bool,
+    ) -> Self {
+        let long_ago = Micros::ZERO - Micros::seconds(3_600);
+        Self {
+            raft,
+            store,
+            core,
+            region,
+            unmatched_allowed,
+            me: None,
+            session: None,
+            epoch: None,
+            marked_full: false,
+            book: Book::default(),
+            proposals: JoinSet::new(),
+            last_round: long_ago,
+            joined_at: long_ago,
+            acked_at: long_ago,
+            ticked_at: long_ago,
+            activated_at: long_ago,
+            rtt: Micros::millis(300),
+            progress: watch::Sender::new(Progress::default()),
+        }
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Runs until `stop` says so, then gives back what the region has borrowed.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut feed: ChangeFeed = self.raft.changes();
+        let mut session = self.store.session();
+        self.changed(&Changes { everything: true, policies: true, ..Changes::default() });
+        self.session_is(session.borrow_and_update().session());
+        while !*stop.borrow() {
+            let wake = self.wake_at();
+            tokio::select! {
+                _ = stop.changed() => break,
+                changes = feed.next() => self.changed(&changes),
+                () = self.core.table.poked() => {}
+                Ok(()) = session.changed() => {
+                    let now = session.borrow_and_update().session();
+                    self.session_is(now);
+                }
+                Some(done) = self.proposals.join_next(), if !self.proposals.is_empty() => {
+                    if let Ok(done) = done {
+                        self.proposed(&done);
+                    }
+                }
+                () = sleep_until(wake) => {}
+            }
+            self.keep_up().await;
+            self.install().await;
+            self.round().await;
+        }
+        self.drain().await;
+    }
+
+    /// When there is something to do without any other cause.
+    fn wake_at(&self) -> Instant {
+        let now = clock::now();
+        let mut at = now + REPEAT;
+        if let Some(due) = self.book.next_wake() {
+            at = at.min(due.max(self.last_round + ROUND_GAP));
+        }
+        if let Some(retry) = self.book.next_install() {
+            at = at.min(retry);
+        }
+        Instant::now() + (at - now).or_zero().to_duration()
+    }
+
+    /// The store's session has changed: what was lent under the old one is not used any more.
+    fn session_is(&mut self, session: Option<Session>) {
+        if session.map(|s| s.nonce) == self.session.map(|s| s.nonce) {
+            return;
+        }
+        if let Some(session) = session {
+            tracing::info!(kept = session.kept, "a new session with the store: leases start over");
+            self.core.metrics.store_sessions.inc();
+            self.session = Some(session);
+            self.marked_full = false;
+            self.joined_at = Micros::ZERO - Micros::seconds(3_600);
+            self.set_epoch(None);
+            self.read_epoch();
+        }
+    }
+
+    fn set_epoch(&mut self, epoch: Option<u64>) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.book.restart(clock::now());
+            self.progress.send_modify(|p| p.epoch = epoch);
+        }
+    }
+
+    /// Is the epoch in the pool the one of this session?
+    fn read_epoch(&mut self) {
+        let (Some(me), Some(session)) = (self.me, self.session) else { return };
+        let (epoch, nonce) = self.raft.pool().read().epoch(me);
+        self.set_epoch((nonce == session.nonce && epoch > 0).then_some(epoch));
+    }
+
+    /// The replica has applied something.
+    fn changed(&mut self, changes: &Changes) {
+        if changes.policies || changes.acknowledged || changes.everything {
+            self.read_policies();
+        }
+        if changes.everything || self.me.is_some_and(|me| changes.joined.contains(&me)) {
+            self.read_epoch();
+        }
+        for bucket in &changes.breached {
+            tracing::error!(%bucket, "the books of a bucket do not balance: it is frozen, nothing is lent from it");
+            self.core.metrics.pool_breaches.inc();
+        }
+        let buckets: HashSet<BucketId> = if changes.everything {
+            self.book.buckets().collect()
+        } else {
+            changes.records.iter().map(|(_, bucket)| *bucket).collect()
+        };
+        self.read_records(buckets);
+    }
+
+    /// Reads the region's own records, and what is left in the pool of its buckets.
+    fn read_records(&mut self, buckets: HashSet<BucketId>) {
+        let (Some(me), Some(epoch)) = (self.me, self.epoch) else { return };
+        let now = clock::now();
+        let pool = self.raft.pool();
+        let pool = pool.read();
+        let tau = pool.tau();
+        for bucket in buckets {
+            let Some(loan) = self.book.get_mut(&bucket) else { continue };
+            loan.tally.set_elsewhere(pool.free(loan.tally.policy, bucket, tau));
+            let Some(record) = pool.record(bucket, me) else { continue };
+            let Some(grant) = loan.borrower.on_record(record, epoch, now) else {
+                if loan.tally.asking() == Asking::Out && !loan.borrower.is_out() && !loan.is_installing() {
+                    loan.tally.set_asking(Asking::No);
+                }
+                continue;
+            };
+            if let Some(waited) = grant.waited {
+                self.rtt = Micros((self.rtt.0 * 7 + waited.0) / 8);
+                self.core.set_lease_takes(self.rtt);
+            }
+            loan.tally.set_cut_off(false);
+            self.book.to_install(bucket, grant, now);
+        }
+    }
+
+    /// What has to be proposed again and again until it has had its effect.
+    async fn keep_up(&mut self) {
+        let now = clock::now();
+        if self.progress.borrow().policies > 0 && !self.raft.pool().read().settled() {
+            // What a region may use grows with Raft time while a change settles.
+            self.refresh_policies();
+        }
+        let mut ops = Vec::new();
+        if let (Some(me), Some(session)) = (self.me, self.session) {
+            let pool = self.raft.pool();
+            let pool = pool.read();
+            let (previous, nonce) = pool.epoch(me);
+            if nonce != session.nonce && now >= self.joined_at + REPEAT {
+                self.joined_at = now;
+                ops.push(Op::Join(Join { region: me, previous, nonce: session.nonce }));
+            }
+        }
+        ops.extend(self.ack(now));
+        let tick = self.tick_due(now);
+        if !ops.is_empty() || tick {
+            self.propose(ops, Vec::new());
+        }
+        self.mark_full().await;
+    }
+
+    /// While a change of policies settles, Raft time must go on: the leader sees to that.
+    fn tick_due(&mut self, now: Micros) -> bool {
+        let due = now >= self.ticked_at + REPEAT
+            && !self.raft.pool().read().settled()
+            && self.raft.status().role == crate::raft::Role::Leader;
+        if due {
+            self.ticked_at = now;
+        }
+        due
+    }
+
+    /// A region that joins for the very first time has spent nothing: its buckets begin full.
+    async fn mark_full(&mut self) {
+        let (Some(session), Some(1), false) = (self.session, self.epoch, self.marked_full) else { return };
+        if session.kept {
+            self.marked_full = true;
+            return;
+        }
+        match self.store.mark_full(session).await {
+            Ok(()) => self.marked_full = true,
+            Err(error) => tracing::debug!(%error, "buckets cannot be marked as full yet"),
+        }
+    }
+
+    /// Puts records into the store. What fails is tried again: it is idempotent.
+    async fn install(&mut self) {
+        let now = clock::now();
+        loop {
+            let batch = self.book.take_installs(now, BATCH);
+            if batch.is_empty() {
+                return;
+            }
+            let active = self.core.active.load_full();
+            let mut installs = Vec::with_capacity(batch.len());
+            let mut buckets = Vec::with_capacity(batch.len());
+            for (bucket, grant) in batch {
+                let Some(loan) = self.book.get(&bucket) else { continue };
+                // Its policy has gone: so has its bucket.
+                let Some(policy) = active.policy(loan.tally.policy) else { continue };
+                installs.push(install_of(bucket, &grant, policy.shape, policy.unseen));
+                buckets.push((bucket, grant));
+            }
+            if installs.is_empty() {
+                continue;
+            }
+            match self.store.install(installs).await {
+                Ok(levels) => {
+                    let at = self.store.now();
+                    for ((bucket, _), level) in buckets.iter().zip(levels) {
+                        let Some(loan) = self.book.get(bucket) else { continue };
+                        loan.tally.saw(level, at);
+                        loan.tally.installed();
+                        loan.tally.set_asking(Asking::No);
+                        self.core.metrics.records.inc();
+                    }
+                    // They may want more at once, or less.
+                    for (bucket, _) in buckets {
+                        self.book.wake(bucket, now);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "leases could not be installed; trying again");
+                    for (bucket, grant) in buckets {
+                        self.book.to_install(bucket, grant, now + RETRY_INSTALL);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Looks at the buckets that are due, and proposes what they ask.
+    async fn round(&mut self) {
+        let now = clock::now();
+        if now < self.last_round + ROUND_GAP {
+            return;
+        }
+        for tally in self.core.table.take_poked() {
+            self.book.meet(tally, now);
+        }
+        let due = self.book.take_due(now, ROUND_MAX);
+        if due.is_empty() {
+            return;
+        }
+        self.last_round = now;
+        for batch in due.chunks(BATCH) {
+            let plans = self.consider(batch, now);
+            if !plans.is_empty() {
+                self.ask(plans).await;
+            }
+        }
+        self.core.metrics.buckets.set(i64::try_from(self.book.len()).unwrap_or(i64::MAX));
+    }
+
+    /// Which of these buckets have reason to ask, and for what?
+    fn consider(&mut self, batch: &[BucketId], now: Micros) -> Vec<(BucketId, Plan)> {
+        let mut plans = Vec::new();
+        let active = self.core.active.load_full();
+        let store_now = self.store.now();
+        let age = (now - self.raft.applied_at().at).or_zero();
+        let pool = self.raft.pool();
+        let pool = pool.read();
+        for bucket in batch {
+            let Some(loan) = self.book.get_mut(bucket) else { continue };
+            let offered = loan.tally.take_offered();
+            loan.borrower.observe(now, offered.cost, offered.largest);
+            let policy = active.policy(loan.tally.policy).filter(|p| p.pooled);
+            let (Some(policy), Some(me), Some(_)) = (policy, self.me, self.epoch) else {
+                loan.tally.set_asking(Asking::No);
+                self.book.settle(*bucket, now + REPEAT, now);
+                continue;
+            };
+            let plan = loan.borrower.consider(&Situation {
+                pool: &pool,
+                policy: policy.id,
+                bucket: *bucket,
+                region: me,
+                part: policy.part,
+                now,
+                level: loan.level(policy, store_now, now),
+                queued: offered.queued + offered.denied,
+                queued_max: offered.largest.max(loan.largest_waiting(&offered)),
+                rtt: self.rtt,
+                tau_age: age,
+            });
+            loan.tally.set_low_water(loan.borrower.low_water());
+            loan.tally.set_elsewhere(pool.free(policy.id, *bucket, pool.tau() + age.discount(DRIFT_PPM)));
+            match plan {
+                Some(plan) => plans.push((*bucket, plan)),
+                None => {
+                    if !loan.borrower.is_out() {
+                        loan.tally.set_asking(Asking::No);
+                    }
+                    let next = loan.borrower.next_look(now);
+                    self.book.settle(*bucket, next, now);
+                    if self.book.get(bucket).is_some_and(|loan| loan.borrower.is_idle(now)) {
+                        self.book.forget(bucket, &self.core.table);
+                    }
+                }
+            }
+        }
+        plans
+    }
+
+    /// Stops using what is given up, and only then asks.
+    async fn ask(&mut self, plans: Vec<(BucketId, Plan)>) {
+        let active = self.core.active.load_full();
+        let mut prepares = Vec::with_capacity(plans.len());
+        let mut asking: Vec<(BucketId, Plan, Part)> = Vec::with_capacity(plans.len());
+        for (bucket, plan) in plans {
+            let Some(loan) = self.book.get(&bucket) else { continue };
+            let Some(policy) = active.policy(loan.tally.policy) else { continue };
+            prepares.push(Prepare {
+                bucket,
+                shape: policy.shape,
+                unseen: policy.unseen,
+                seq: loan.borrower.next_seq(),
+                hold_burst: plan.hold_burst,
+                hold_rate: plan.hold_rate.discount(DRIFT_PPM),
+            });
+            asking.push((bucket, plan, policy.part));
+        }
+        let prepared = self.store.prepare(prepares).await;
+        let now = clock::now();
+        let (store_now, prepared) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Nothing was sent. Whatever the store may have given up already is not given back: that is safe.
+                tracing::debug!(%error, "buckets could not be prepared; trying again");
+                let later = if error == StoreError::Fenced { now + REPEAT } else { now + RETRY_INSTALL };
+                for (bucket, ..) in asking {
+                    self.book.settle(bucket, later, now);
+                }
+                return;
+            }
+        };
+        let (Some(me), Some(epoch)) = (self.me, self.epoch) else { return };
+        let seen = self.raft.applied_at();
+        let mut ops = Vec::with_capacity(asking.len());
+        let mut buckets = Vec::with_capacity(asking.len());
+        for ((bucket, plan, part), prepared) in asking.into_iter().zip(prepared) {
+            let Some(loan) = self.book.get_mut(&bucket) else { continue };
+            let store =
+                InStore { leased: prepared.leased, level: prepared.level, returned: prepared.returned };
+            let ask: Ask = loan.borrower.ask(
+                &plan,
+                &store,
+                &Sending {
+                    region: me,
+                    epoch,
+                    policy: loan.tally.policy,
+                    bucket,
+                    part,
+                    now,
+                    store_now,
+                    seen: seen.stamp,
+                    age: (now - seen.at).or_zero(),
+                },
+            );
+            loan.tally.saw(prepared.level, store_now);
+            loan.tally.set_asking(Asking::Out);
+            let next = loan.borrower.next_look(now);
+            self.book.settle(bucket, next, now);
+            self.core.metrics.asks.inc();
+            ops.push(Op::Ask(ask));
+            buckets.push(bucket);
+        }
+        self.propose(ops, buckets);
+    }
+
+    fn propose(&mut self, ops: Vec<Op>, buckets: Vec<BucketId>) {
+        let raft = self.raft.clone();
+        let deadline = Instant::now() + PROPOSE_WITHIN;
+        self.proposals.spawn(async move {
+            let result = raft.propose(ops, deadline).await;
+            Proposed { buckets, result }
+        });
+    }
+
+    /// An answer is only a hint: what counts is what the region's own replica applies.
+    fn proposed(&mut self, done: &Proposed) {
+        let now = clock::now();
+        let outcome = match &done.result {
+            Ok(_) => "applied",
+            Err(ProposeError::NotSent { .. }) => "not_sent",
+            Err(ProposeError::Unknown) => "unknown",
+            Err(ProposeError::Refused) => "refused",
+            Err(ProposeError::TooLarge) => "too_large",
+        };
+        self.core.metrics.proposed(outcome);
+        if done.result.is_ok() {
+            return;
+        }
+        tracing::debug!(outcome, buckets = done.buckets.len(), "a proposal had no effect");
+        for bucket in &done.buckets {
+            let Some(loan) = self.book.get_mut(bucket) else { continue };
+            loan.tally.set_cut_off(true);
+            loan.tally.set_asking(Asking::No);
+            if matches!(done.result, Err(ProposeError::NotSent { .. } | ProposeError::Refused)) {
+                loan.borrower.came_to_nothing();
+            }
+            let next = loan.borrower.next_look(now);
+            self.book.settle(*bucket, next, now);
+        }
+    }
+
+    /// Gives back what is borrowed, so that others need not wait for leases to end.
+    async fn drain(mut self) {
+        let now = clock::now();
+        let until = Instant::now() + DRAIN_WITHIN;
+        let plans: Vec<(BucketId, Plan)> = self.book.give_up_all(now);
+        for batch in plans.chunks(BATCH) {
+            if timeout_at(until, self.ask(batch.to_vec())).await.is_err() {
+                return;
+            }
+        }
+        while let Ok(Some(_)) = timeout_at(until, self.proposals.join_next()).await {}
+    }
+}
+
+fn install_of(
+    bucket: BucketId,
+    grant: &Grant,
+    shape: crate::quota::bucket::Shape,
+    unseen: Option<crate::quota::bucket::Unseen>,
+) -> Install {
+    Install {
+        bucket,
+        shape,
+        unseen,
+        seq: grant.seq,
+        push: grant.push,
+        granted: grant.granted,
+        burst: grant.burst,
+        rate: grant.rate.discount(DRIFT_PPM),
+        deadline: grant.deadline,
+    }
+}
+
+impl Loan {
+    /// The largest cost among those that wait is not known by itself; what waits at all is a bound.
+    fn largest_waiting(&self, offered: &crate::limiter::table::Offered) -> crate::quota::amount::Tokens {
+        offered.largest.min(offered.queued + offered.denied)
+    }
+}

@@ -1,0 +1,183 @@
+//! The buckets that the slow loop follows: who borrowed what, when to look at each again, what is still to be installed.
+
+use crate::limiter::active::ActivePolicy;
+use crate::limiter::table::{Table, Tally};
+use crate::quota::amount::{DRIFT_PPM, Level, Micros, Tokens};
+use crate::quota::borrower::{Borrower, Grant, Plan};
+use crate::quota::policy::BucketId;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// All buckets that the slow loop follows.
+#[derive(Debug, Default)]
+pub struct Book {
+    loans: HashMap<BucketId, Loan>,
+    wakes: BTreeSet<(Micros, BucketId)>,
+    installs: BTreeSet<(Micros, BucketId)>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct Loan {
+    /// Its demand, shared with the fast loop.
+    pub tally: Arc<Tally>,
+    /// What it has borrowed.
+    pub borrower: Borrower,
+    wake: Option<Micros>,
+    install: Option<(Micros, Grant)>,
+}
+
+impl Loan {
+    /// Is a record still to be put into the store?
+    pub fn is_installing(&self) -> bool {
+        self.install.is_some()
+    }
+
+    /// What the bucket holds at store time `store_now`, going by what was last seen of it. An estimate.
+    pub fn level(&self, policy: &ActivePolicy, store_now: Micros, now: Micros) -> Tokens {
+        let (level, at) = self.tally.level();
+        let slice = self.borrower.slice(now);
+        let (rate, burst) = slice.map_or((crate::quota::amount::Rate::ZERO, Tokens::ZERO), |s| (s.0, s.1));
+        let mut level = Level::new(level);
+        let rate = policy.shape.rate + rate.discount(DRIFT_PPM);
+        level.accrue(rate, store_now - at, policy.shape.cap + burst);
+        level.tokens
+    }
+}
+
+impl Book {
+    /// Follows this bucket from now on (if it does not already), and looks at it at the next occasion.
+    pub fn meet(&mut self, tally: Arc<Tally>, now: Micros) {
+        let bucket = tally.bucket;
+        let loan = self.loans.entry(bucket);
+        loan.or_insert_with(|| Loan { tally, borrower: Borrower::new(now), wake: None, install: None });
+        self.wake(bucket, now);
+    }
+
+    pub fn get(&self, bucket: &BucketId) -> Option<&Loan> {
+        self.loans.get(bucket)
+    }
+
+    pub fn get_mut(&mut self, bucket: &BucketId) -> Option<&mut Loan> {
+        self.loans.get_mut(bucket)
+    }
+
+    pub fn buckets(&self) -> impl Iterator<Item = BucketId> {
+        self.loans.keys().copied()
+    }
+
+    pub fn len(&self) -> usize {
+        self.loans.len()
+    }
+
+    /// Looks at it no later than `at`.
+    pub fn wake(&mut self, bucket: BucketId, at: Micros) {
+        if let Some(loan) = self.loans.get(&bucket)
+            && loan.wake.is_none_or(|wake| wake > at)
+        {
+            self.set_wake(bucket, at);
+        }
+    }
+
+    /// Looks at it at `at` (or a little later than `now`), and not before without another cause.
+    pub fn settle(&mut self, bucket: BucketId, at: Micros, now: Micros) {
+        self.set_wake(bucket, at.max(now + Micros(1)));
+    }
+
+    fn set_wake(&mut self, bucket: BucketId, at: Micros) {
+        let Some(loan) = self.loans.get_mut(&bucket) else { return };
+        if let Some(wake) = loan.wake.replace(at) {
+            self.wakes.remove(&(wake, bucket));
+        }
+        self.wakes.insert((at, bucket));
+    }
+
+    /// The time of the next look.
+    pub fn next_wake(&self) -> Option<Micros> {
+        self.wakes.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the buckets whose time has come, at most `most`.
+    pub fn take_due(&mut self, now: Micros, most: usize) -> Vec<BucketId> {
+        let mut due = Vec::new();
+        while due.len() < most
+            && let Some((at, bucket)) = self.wakes.first().copied()
+            && at <= now
+        {
+            self.wakes.pop_first();
+            if let Some(loan) = self.loans.get_mut(&bucket) {
+                loan.wake = None;
+                due.push(bucket);
+            }
+        }
+        due
+    }
+
+    /// This record is to be put into the store, not before `at`. It replaces an older one.
+    pub fn to_install(&mut self, bucket: BucketId, grant: Grant, at: Micros) {
+        let Some(loan) = self.loans.get_mut(&bucket) else { return };
+        if loan.install.is_some_and(|(_, other)| (other.seq, other.push) > (grant.seq, grant.push)) {
+            return;
+        }
+        if let Some((when, _)) = loan.install.replace((at, grant)) {
+            self.installs.remove(&(when, bucket));
+        }
+        self.installs.insert((at, bucket));
+    }
+
+    /// The time of the next install.
+    pub fn next_install(&self) -> Option<Micros> {
+        self.installs.first().map(|(at, _)| *at)
+    }
+
+    /// Takes records to be installed now, at most `most`.
+    pub fn take_installs(&mut self, now: Micros, most: usize) -> Vec<(BucketId, Grant)> {
+        let mut batch = Vec::new();
+        while batch.len() < most
+            && let Some((at, bucket)) = self.installs.first().copied()
+            && at <= now
+        {
+            self.installs.pop_first();
+            if let Some((_, grant)) = self.loans.get_mut(&bucket).and_then(|loan| loan.install.take()) {
+                batch.push((bucket, grant));
+            }
+        }
+        batch
+    }
+
+    /// The region has a new epoch, or none: nothing is borrowed any more.
+    pub fn restart(&mut self, now: Micros) {
+        self.installs.clear();
+        self.wakes.clear();
+        for (bucket, loan) in &mut self.loans {
+            loan.borrower.restart(now);
+            loan.install = None;
+            loan.wake = Some(now);
+            self.wakes.insert((now, *bucket));
+        }
+    }
+
+    /// Follows it no more, unless a request is just looking at it.
+    pub fn forget(&mut self, bucket: &BucketId, table: &Table) {
+        if !table.forget(bucket) {
+            return;
+        }
+        if let Some(loan) = self.loans.remove(bucket) {
+            if let Some(wake) = loan.wake {
+                self.wakes.remove(&(wake, *bucket));
+            }
+            if let Some((at, _)) = loan.install {
+                self.installs.remove(&(at, *bucket));
+            }
+        }
+    }
+
+    /// Plans to hold nothing any more.
+    pub fn give_up_all(&mut self, now: Micros) -> Vec<(BucketId, Plan)> {
+        self.loans
+            .iter_mut()
+            .filter(|(_, loan)| loan.borrower.slice(now).is_some())
+            .map(|(bucket, loan)| (*bucket, loan.borrower.give_up_all()))
+            .collect()
+    }
+}

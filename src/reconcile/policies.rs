@@ -1,0 +1,104 @@
+//! From the policies in the pool to those that the fast loop goes by.
+
+use super::{REPEAT, Reconcile};
+use crate::limiter::active::{Active, ActivePolicy, shape};
+use crate::quota::amount::Micros;
+use crate::quota::bucket::Unseen;
+use crate::quota::policy::Part;
+use crate::quota::pool::{Ack, Op};
+use crate::raft::clock;
+
+/// A decision under older policies may still be on its way to the store for this long: acknowledging waits for it. Longer
+/// than any store's timeout and the slack that its commands are given.
+const ACK_AFTER: Micros = Micros::seconds(1);
+
+impl Reconcile {
+    /// The policies in the pool may be others than those in use.
+    pub(super) fn read_policies(&mut self) {
+        let me = self.raft.pool().read().region(&self.region);
+        if me != self.me {
+            self.me = me;
+            self.read_epoch();
+        }
+        if self.refresh_policies() {
+            self.activated_at = clock::now();
+        }
+    }
+
+    /// Takes the policies of the pool into use, as far as this region may use them now; did anything change?
+    pub(super) fn refresh_policies(&mut self) -> bool {
+        let Some(me) = self.me else { return false };
+        let before = self.core.active.load_full();
+        let pool = self.raft.pool();
+        let pool = pool.read();
+        let version = pool.version();
+        let parts = || pool.policies().map(|p| (p.id, pool.usable(p.id, me).unwrap_or_default()));
+        let same = |(id, part): (u32, Part)| before.policy(id).is_some_and(|p| p.part == part);
+        if before.version == version && parts().all(same) {
+            return false;
+        }
+        let now = self.store.now();
+        let regions = pool.regions();
+        let policies = pool
+            .policies()
+            .map(|view| {
+                let part = pool.usable(view.id, me).unwrap_or_default();
+                let unseen = self.unseen(before.policy(view.id), part, pool.unseen(view.id, me), now);
+                let policy = view.policy.clone();
+                ActivePolicy::new(view.id, policy, regions, part, unseen, &self.core.metrics)
+            })
+            .collect();
+        for gone in before.policies().filter(|p| pool.policies().all(|view| view.id != p.id)) {
+            self.core.metrics.forget_policy(&gone.policy.name, gone.policy.mode);
+        }
+        drop(pool);
+        let next = Active::new(version, policies, self.unmatched_allowed, &self.core.metrics);
+        self.core.active.store(next.into());
+        self.core.metrics.policies_version.set(i64::try_from(version).unwrap_or(i64::MAX));
+        if before.version != version {
+            tracing::info!(version, "policies are in use");
+        }
+        self.progress.send_modify(|p| p.policies = version);
+        true
+    }
+
+    /// What a bucket is that the store does not hold: no more than the pool says, nor than what could have expired too early
+    /// under the policy before.
+    fn unseen(
+        &self,
+        before: Option<&ActivePolicy>,
+        part: Part,
+        in_pool: Option<crate::quota::amount::Tokens>,
+        now: Micros,
+    ) -> Option<Unseen> {
+        let expired = before.and_then(|old| {
+            if old.shape == shape(&part) {
+                return old.unseen;
+            }
+            let known = self.store.generation().unseen(old.shape, old.unseen, now);
+            Unseen::after_change(old.shape, shape(&part), known, now)
+        });
+        let filling = in_pool.map(|level| Unseen { level, at: now });
+        match (expired, filling) {
+            (Some(a), Some(b)) => Some(Unseen { level: a.level.min(b.level), at: a.at.max(b.at) }),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Says that this region uses no more than the policies in force allow, once that is so for everything under way.
+    pub(super) fn ack(&mut self, now: Micros) -> Option<Op> {
+        let me = self.me?;
+        let in_use = self.core.active.load().version;
+        if now < self.activated_at + ACK_AFTER || now < self.acked_at + REPEAT {
+            return None;
+        }
+        let pool = self.raft.pool();
+        let pool = pool.read();
+        let version = pool.version();
+        let due = in_use == version && pool.unacked(version).any(|region| region == me);
+        due.then(|| {
+            self.acked_at = now;
+            Op::Ack(Ack { region: me, version })
+        })
+    }
+}

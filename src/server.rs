@@ -1,0 +1,210 @@
+//! Front ends: what callers, operators and probes talk to.
+//!
+//! Callers' connections are served by worker threads, one a core, each with a runtime of its own: a connection stays on
+//! the worker that it was handed to, so a request never hops between threads. The admin listener runs on the control
+//! runtime. Both go through [`listen`], where the limits on connections are.
+
+pub mod admin;
+pub mod grpc;
+pub mod http;
+pub mod listen;
+pub mod problem;
+pub mod state;
+
+use crate::quota::matching::{Request, RequestFault};
+use crate::quota::verdict::Verdict;
+use crate::telemetry::Metrics;
+use crate::telemetry::metrics::Protocol;
+use listen::{Acceptor, ConnectionLimits, Worker};
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+
+/// The largest body of a request, in bytes (HTTP and gRPC).
+pub const BODY_MAX: usize = 64 * 1024;
+/// What decides about requests. Each worker thread has its own (see [`start`]).
+pub trait Decide: Clone + Send + Sync + 'static {
+    /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
+    /// waits (for a lease, for the store) stops waiting before it.
+    ///
+    /// # Errors
+    /// A request that cannot be checked as it is. Everything else that goes wrong becomes a verdict.
+    fn check(
+        &self,
+        request: &Request<'_>,
+        deadline: Option<Duration>,
+    ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
+}
+
+/// Where callers connect; see [`listen::bind`].
+#[derive(Debug)]
+pub struct Listeners {
+    /// Decisions over HTTP.
+    pub http: TcpListener,
+    /// Decisions over gRPC.
+    pub grpc: TcpListener,
+}
+
+/// Limits of the callers' front ends.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Worker threads.
+    pub workers: usize,
+    /// Connections at once, on each of the listeners; more wait in its backlog.
+    pub connections_max: usize,
+    /// Limits on each connection.
+    pub connection: ConnectionLimits,
+    /// How long a request may take, its body included.
+    pub request_timeout: Duration,
+    /// How long requests in flight may still take when the server stops.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            workers: std::thread::available_parallelism().map_or(1, Into::into),
+            connections_max: 16_384,
+            connection: ConnectionLimits::default(),
+            request_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why the front ends could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An address could not be listened on.
+    #[error("listen on {address}: {source}; is another process there, or is the address not this machine's?")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A worker thread could not be started.
+    #[error("start worker thread {worker}: {source}; the machine may be out of threads or files")]
+    Worker {
+        /// Which.
+        worker: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The listener could not be used.
+    #[error("listener: {0}")]
+    Listener(#[from] std::io::Error),
+    /// The descriptors for gRPC reflection do not fit together.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// The running front ends.
+#[derive(Debug)]
+pub struct Server {
+    http: SocketAddr,
+    grpc: SocketAddr,
+    drain_timeout: Duration,
+    stop: watch::Sender<bool>,
+    acceptors: Vec<tokio::task::JoinHandle<()>>,
+    workers: Vec<Worker>,
+}
+
+/// Starts the workers and their listeners. `build` makes a worker's own `Decide`: it runs on the worker's thread, inside
+/// its runtime. `ready` is what gRPC health says.
+///
+/// # Errors
+/// See [`ServerError`].
+pub async fn start<D: Decide>(
+    listeners: Listeners,
+    options: Options,
+    metrics: Arc<Metrics>,
+    ready: watch::Receiver<bool>,
+    build: impl Fn(usize) -> D + Send + Sync + 'static,
+) -> Result<Server, ServerError> {
+    let (stop, stopping) = watch::channel(false);
+    let routes = grpc::side_services(ready, stopping.clone()).await?;
+    let (build, options) = (Arc::new(build), Arc::new(options));
+    let connections_max = options.connections_max.clamp(1, Semaphore::MAX_PERMITS);
+    let mut workers = Vec::new();
+    for index in 0..options.workers.max(1) {
+        let (build, routes, options, metrics) =
+            (Arc::clone(&build), routes.clone(), Arc::clone(&options), Arc::clone(&metrics));
+        let drain = (stopping.clone(), options.drain_timeout);
+        let worker = Worker::start(index, drain, move || {
+            let decide = build(index);
+            let http = http::Http::new(decide.clone(), options.request_timeout, Arc::clone(&metrics));
+            let grpc = grpc::Grpc::new(decide, routes, options.request_timeout, Arc::clone(&metrics));
+            let limits = options.connection.clone();
+            move |accepted, stopping| {
+                serve(accepted, http.clone(), grpc.clone(), limits.clone(), Arc::clone(&metrics), stopping)
+            }
+        });
+        workers.push(worker.map_err(|source| ServerError::Worker { worker: index, source })?);
+    }
+    let accept = |listener, protocol| -> Result<_, ServerError> {
+        let permits = Arc::new(Semaphore::new(connections_max));
+        let acceptor = Acceptor::new(listener, protocol, permits, stopping.clone())?;
+        let address = acceptor.address()?;
+        let queues = workers.iter().map(Worker::queue).collect();
+        Ok((address, tokio::spawn(acceptor.hand_out(queues))))
+    };
+    let (http, http_acceptor) = accept(listeners.http, Protocol::Http)?;
+    let (grpc, grpc_acceptor) = accept(listeners.grpc, Protocol::Grpc)?;
+    let acceptors = vec![http_acceptor, grpc_acceptor];
+    Ok(Server { http, grpc, drain_timeout: options.drain_timeout, stop, acceptors, workers })
+}
+
+impl Server {
+    /// Where HTTP is served.
+    #[must_use]
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// Where gRPC is served.
+    #[must_use]
+    pub fn grpc(&self) -> SocketAddr {
+        self.grpc
+    }
+
+    /// Stops: takes no more connections, lets requests in flight finish, for at most [`Options::drain_timeout`], and
+    /// then cuts what is left. Returns `false` if something had to be cut.
+    pub async fn drain(self) -> bool {
+        self.stop.send_replace(true);
+        for acceptor in self.acceptors {
+            // It ends by itself, at once; a panic in it has been reported.
+            let _ = acceptor.await;
+        }
+        let mut clean = true;
+        let all = async {
+            for worker in self.workers {
+                clean &= worker.finished().await;
+            }
+        };
+        // Workers keep to their own deadline; this one is for a worker that hangs.
+        let in_time = tokio::time::timeout(self.drain_timeout + Duration::from_secs(1), all).await;
+        in_time.is_ok() && clean
+    }
+}
+
+/// Serves one connection of a caller to its end.
+async fn serve<D: Decide>(
+    accepted: listen::Accepted,
+    http: http::Http<D>,
+    grpc: grpc::Grpc<D>,
+    limits: ConnectionLimits,
+    metrics: Arc<Metrics>,
+    stopping: watch::Receiver<bool>,
+) {
+    let protocol = accepted.protocol;
+    let open = metrics.connections(protocol);
+    open.inc();
+    match protocol {
+        Protocol::Grpc => listen::connection(accepted, grpc, &limits, stopping).await,
+        Protocol::Http | Protocol::Admin => listen::connection(accepted, http, &limits, stopping).await,
+    }
+    open.dec();
+}

@@ -1,0 +1,328 @@
+//! The admin listener: health, readiness, metrics, state, policies.
+
+use super::listen::{Accepted, Acceptor, ConnectionLimits};
+use super::problem::{Fault, Problem};
+use super::state::{AppliedPolicies, BucketView, NotReady, State as DaemonState};
+use crate::telemetry::metrics::Protocol;
+use axum::extract::{ConnectInfo, Path, Query, State};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures::future::BoxFuture;
+use http_body_util::BodyExt as _;
+use hyper_util::service::TowerToHyperService;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// The largest policy file, in bytes.
+pub const POLICIES_MAX: usize = 4 * 1024 * 1024;
+/// Connections at once.
+const CONNECTIONS_MAX: usize = 256;
+/// How long a request may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long requests in flight may still take when the server stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the admin listener shows and does; the daemon implements it.
+pub trait AdminSource: Send + Sync + 'static {
+    /// What keeps the daemon from being ready; empty: it is.
+    fn not_ready(&self) -> Vec<String>;
+
+    /// All metrics, fresh, as OpenMetrics text.
+    ///
+    /// # Errors
+    /// They could not be written: a bug.
+    fn metrics(&self) -> Result<String, std::fmt::Error>;
+
+    /// Everything that the console shows.
+    fn state(&self) -> BoxFuture<'_, DaemonState>;
+
+    /// The version of the policies in force, and they themselves, as YAML.
+    fn policies(&self) -> (u64, String);
+
+    /// Puts policies in force, all or nothing.
+    fn apply(&self, change: PolicyChange) -> BoxFuture<'_, Result<AppliedPolicies, ApplyError>>;
+
+    /// One bucket in every region; `values` are the descriptor's entries.
+    fn bucket<'a>(
+        &'a self,
+        policy: &'a str,
+        values: Vec<(String, String)>,
+    ) -> BoxFuture<'a, Result<BucketView, BucketError>>;
+}
+
+/// New policies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// The file, as it is.
+    pub yaml: String,
+    /// Only if this version is in force.
+    pub expected: Option<u64>,
+    /// Only check.
+    pub dry_run: bool,
+}
+
+/// Why policies were not put in force.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    /// The file has faults: each with its line, column and mend.
+    #[error("the policies have {} faults", .0.len())]
+    Invalid(Vec<String>),
+    /// Another version is in force than the one that was expected.
+    #[error("version {0} is in force, not the one that was expected; read it and apply your change to it")]
+    Conflict(u64),
+    /// The file is good, but the cluster cannot take it as it is.
+    #[error("{0}")]
+    Refused(String),
+    /// Nothing has happened: ask again later.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It may have happened, or may yet.
+    #[error("the outcome is not known: {0}; look at the version in force before you try again")]
+    Unknown(String),
+}
+
+/// Why a bucket cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BucketError {
+    /// No such policy.
+    #[error("there is no policy `{0}`")]
+    NoPolicy(String),
+    /// The policy has no bucket for these values.
+    #[error("{0}")]
+    NoMatch(String),
+}
+
+/// Who may change things.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// The bearer token; `None`: whoever is on this machine, and nobody else.
+    pub token: Option<String>,
+}
+
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access").field("token", &self.token.as_ref().map(|_| "...")).finish()
+    }
+}
+
+/// The routes, for [`serve`] (and whatever is merged into them, like the console).
+pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
+    let state = Admin { source, access: Arc::new(access) };
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/v1/state", get(daemon_state))
+        .route("/v1/policies", get(policies).put(put_policies))
+        .route("/v1/buckets/{policy}", get(bucket))
+        .with_state(state)
+}
+
+/// Serves `routes` on the current runtime until `stopping`, and finishes what is in flight, within two seconds.
+///
+/// # Errors
+/// The listener cannot be used.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    stopping: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut acceptor = Acceptor::new(listener, Protocol::Admin, permits, stopping.clone())?;
+    let routes = routes.fallback(not_found).method_not_allowed_fallback(not_allowed).layer(from_fn(in_time));
+    let mut open = JoinSet::new();
+    while let Some(accepted) = acceptor.next().await {
+        open.spawn(connection(accepted, routes.clone(), stopping.clone()));
+        while open.try_join_next().is_some() {}
+    }
+    let all = async { while open.join_next().await.is_some() {} };
+    if tokio::time::timeout(DRAIN_TIMEOUT, all).await.is_err() {
+        tracing::debug!(connections = open.len(), "cutting what is left of the admin listener's connections");
+    }
+    Ok(())
+}
+
+async fn connection(accepted: Accepted, routes: Router, stopping: watch::Receiver<bool>) {
+    let routes = routes.layer(axum::Extension(ConnectInfo(accepted.peer)));
+    let limits = ConnectionLimits::default();
+    super::listen::connection(accepted, TowerToHyperService::new(routes), &limits, stopping).await;
+}
+
+#[derive(Clone)]
+struct Admin {
+    source: Arc<dyn AdminSource>,
+    access: Arc<Access>,
+}
+
+async fn readyz(State(admin): State<Admin>) -> Response {
+    let reasons = admin.source.not_ready();
+    if reasons.is_empty() {
+        return Json(NotReady { ready: true, reasons }).into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, Json(NotReady { ready: false, reasons })).into_response()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Result<Response, Problem> {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let failed = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written");
+    let text = admin.source.metrics().map_err(failed)?;
+    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}
+
+async fn daemon_state(State(admin): State<Admin>) -> Json<DaemonState> {
+    Json(admin.source.state().await)
+}
+
+async fn policies(State(admin): State<Admin>) -> Response {
+    let (version, yaml) = admin.source.policies();
+    let headers =
+        [(header::CONTENT_TYPE, "application/yaml".to_owned()), (header::ETAG, format!("\"{version}\""))];
+    (headers, yaml).into_response()
+}
+
+async fn put_policies(
+    State(admin): State<Admin>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Query(query): Query<Vec<(String, String)>>,
+    headers: HeaderMap,
+    body: axum::body::Body,
+) -> Result<Response, Problem> {
+    admin.access.check(peer.ip(), &headers)?;
+    let dry_run = dry_run(&query)?;
+    let expected = expected(&headers)?;
+    let body = http_body_util::Limited::new(body, POLICIES_MAX).collect().await;
+    let body = body.map_err(|_| {
+        let detail = format!("the body broke off, or is larger than {POLICIES_MAX} bytes");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    })?;
+    let yaml = String::from_utf8(body.to_bytes().into())
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8; send YAML"))?;
+    match admin.source.apply(PolicyChange { yaml, expected, dry_run }).await {
+        Ok(applied) => {
+            let etag = format!("\"{}\"", applied.version);
+            Ok(([(header::ETAG, etag)], Json(applied)).into_response())
+        }
+        Err(error) => Err(refusal(&error)),
+    }
+}
+
+fn refusal(error: &ApplyError) -> Problem {
+    let status = match error {
+        ApplyError::Invalid(_) => StatusCode::BAD_REQUEST,
+        ApplyError::Conflict(_) => StatusCode::PRECONDITION_FAILED,
+        ApplyError::Refused(_) => StatusCode::CONFLICT,
+        ApplyError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        ApplyError::Unknown(_) => StatusCode::GATEWAY_TIMEOUT,
+    };
+    let problem = Problem::new(status, error.to_string());
+    match error {
+        ApplyError::Invalid(faults) => {
+            let fault = |detail: &String| Fault { pointer: None, detail: detail.clone() };
+            problem.with_errors(faults.iter().map(fault).collect())
+        }
+        _ => problem,
+    }
+}
+
+async fn bucket(
+    State(admin): State<Admin>,
+    Path(policy): Path<String>,
+    Query(values): Query<Vec<(String, String)>>,
+) -> Result<Json<BucketView>, Problem> {
+    match admin.source.bucket(&policy, values).await {
+        Ok(view) => Ok(Json(view)),
+        Err(error @ BucketError::NoPolicy(_)) => Err(Problem::new(StatusCode::NOT_FOUND, error.to_string())),
+        Err(error @ BucketError::NoMatch(_)) => Err(Problem::new(StatusCode::BAD_REQUEST, error.to_string())),
+    }
+}
+
+fn dry_run(query: &[(String, String)]) -> Result<bool, Problem> {
+    let fault = |what: String| Err(Problem::new(StatusCode::BAD_REQUEST, what));
+    let mut dry_run = false;
+    for (key, value) in query {
+        dry_run = match (key.as_str(), value.as_str()) {
+            ("dry_run", "" | "1" | "true") => true,
+            ("dry_run", "0" | "false") => false,
+            // A misspelt `dry_run` must not change the policies in earnest.
+            ("dry_run", _) => return fault(format!("dry_run: is `{value}`; write 1 or 0")),
+            _ => return fault(format!("`{key}` is no parameter; the only one is dry_run")),
+        };
+    }
+    Ok(dry_run)
+}
+
+/// `If-Match` (RFC 9110, section 13.1.1): the version that must be in force; `*`: any.
+fn expected(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
+    let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    if text == "*" {
+        return Ok(None);
+    }
+    let digits = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
+    let fault = |_| {
+        let detail = "If-Match: is not a version; send the ETag of GET /v1/policies";
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    };
+    digits.parse().map(Some).map_err(fault)
+}
+
+impl Access {
+    /// May this caller change things?
+    fn check(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), Problem> {
+        let Some(token) = &self.token else {
+            // A page in a browser on this machine can be made to look as if it were of this origin (DNS rebinding),
+            // but not to send a `Host` of ours.
+            if peer.to_canonical().is_loopback() && host_is_local(headers) {
+                return Ok(());
+            }
+            let detail = "changes from other machines need a token: set `admin_token_file`";
+            return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+        };
+        let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+        let sent = sent.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
+        match sent {
+            Some((_, sent)) if same(sent, token.as_bytes()) => Ok(()),
+            Some(_) => Err(Problem::new(StatusCode::UNAUTHORIZED, "the bearer token is not the right one")),
+            None => Err(Problem::new(StatusCode::UNAUTHORIZED, "send `Authorization: Bearer <admin token>`")),
+        }
+    }
+}
+
+fn host_is_local(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else {
+        // HTTP/2 has `:authority` instead, and no browser speaks it without TLS.
+        return true;
+    };
+    let Some(authority) = host.to_str().ok().and_then(|h| h.parse::<http::uri::Authority>().ok()) else {
+        return false;
+    };
+    let name = authority.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+}
+
+/// Are they equal? Takes as long wherever they differ, so that a token cannot be guessed byte by byte.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let differences = a.iter().zip(b).fold(0, |all, (x, y)| std::hint::black_box(all | (x ^ y)));
+    a.len() == b.len() && differences == 0
+}
+
+async fn in_time(request: Request<axum::body::Body>, next: Next) -> Response {
+    tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await.unwrap_or_else(|_| {
+        Problem::new(StatusCode::GATEWAY_TIMEOUT, "no answer in time; the outcome is not known")
+            .into_response()
+    })
+}
+
+async fn not_found() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "there is nothing here")
+}
+
+async fn not_allowed() -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this method does nothing here")
+}

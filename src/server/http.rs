@@ -1,0 +1,377 @@
+//! Decisions over HTTP: `POST /v1/check`.
+//!
+//! The content type of a request is not looked at: whatever is there is read as JSON, so that `curl -d` just works.
+
+use super::problem::Problem;
+use super::{BODY_MAX, Decide};
+use crate::quota::amount::Tokens;
+use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
+use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
+use crate::telemetry::Metrics;
+use crate::telemetry::metrics::Protocol;
+use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body as _, Incoming};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+use serde_path_to_error::{Path, Segment};
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A body that is too large is read to its end, up to this many bytes, and thrown away: a connection that is closed on
+/// a caller who still sends takes the answer with it.
+const DISCARD_MAX: usize = 16 * BODY_MAX;
+
+/// Serves the connections of the HTTP listener.
+#[derive(Clone, Debug)]
+pub struct Http<D> {
+    inner: Arc<Inner<D>>,
+}
+
+#[derive(Debug)]
+struct Inner<D> {
+    decide: D,
+    timeout: Duration,
+    metrics: Arc<Metrics>,
+}
+
+impl<D: Decide> Http<D> {
+    /// Decisions by `decide`; a request may take `timeout` to come in and as long to be decided.
+    #[must_use]
+    pub fn new(decide: D, timeout: Duration, metrics: Arc<Metrics>) -> Self {
+        Self { inner: Arc::new(Inner { decide, timeout, metrics }) }
+    }
+}
+
+impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Http<D> {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+        let inner = Arc::clone(&self.inner);
+        async move { Ok(inner.route(request).await) }.boxed()
+    }
+}
+
+impl<D: Decide> Inner<D> {
+    async fn route(&self, request: http::Request<Incoming>) -> Response<Full<Bytes>> {
+        let result = match (request.uri().path(), request.method()) {
+            ("/v1/check", &Method::POST) => self.check(request).await,
+            ("/v1/check", _) => {
+                let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use POST with a JSON body");
+                let mut response = problem.response();
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+                return response;
+            }
+            _ => Err(Problem::new(
+                StatusCode::NOT_FOUND,
+                "there is nothing here; decisions are at POST /v1/check",
+            )),
+        };
+        result.unwrap_or_else(|problem| {
+            if problem.status() != StatusCode::NOT_FOUND {
+                self.metrics.bad_request(Protocol::Http);
+            }
+            problem.response()
+        })
+    }
+
+    async fn check(&self, request: http::Request<Incoming>) -> Result<Response<Full<Bytes>>, Problem> {
+        let bytes = self.read(request).await?;
+        let began = Instant::now();
+        let body = parse(&bytes)?;
+        let decided = body.decide(&self.decide);
+        let verdict = tokio::time::timeout(self.timeout, decided).await.unwrap_or_else(|_| {
+            self.metrics.timed_out(Protocol::Http);
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no decision in time; try again"))
+        })?;
+        let response = response(&verdict);
+        self.metrics.decision.observe(began.elapsed());
+        Ok(response)
+    }
+
+    async fn read(&self, request: http::Request<Incoming>) -> Result<Bytes, Problem> {
+        let asks_first = request.headers().contains_key(header::EXPECT);
+        let mut body = request.into_body();
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if announced > DISCARD_MAX || (announced > BODY_MAX && asks_first) {
+            return Err(too_large());
+        }
+        let all = async {
+            let mut all = Vec::with_capacity(announced.min(BODY_MAX));
+            let mut length = 0_usize;
+            while let Some(frame) = body.frame().await {
+                let broken = |_| Problem::new(StatusCode::BAD_REQUEST, "the body broke off");
+                let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+                length = length.saturating_add(data.len());
+                if length > DISCARD_MAX {
+                    break;
+                }
+                if length <= BODY_MAX {
+                    all.extend_from_slice(&data);
+                }
+            }
+            if length > BODY_MAX { Err(too_large()) } else { Ok(Bytes::from(all)) }
+        };
+        tokio::time::timeout(self.timeout, all).await.unwrap_or_else(|_| {
+            self.metrics.timed_out(Protocol::Http);
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
+        })
+    }
+}
+
+fn too_large() -> Problem {
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {BODY_MAX} bytes"))
+}
+
+/// The body of a request.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body<'a> {
+    #[serde(borrow)]
+    domain: Option<Text<'a>>,
+    #[serde(borrow)]
+    attributes: Option<Attributes<'a>>,
+    #[serde(borrow)]
+    descriptors: Option<Vec<Vec<Entry<'a>>>>,
+    cost: Option<i64>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry<'a> {
+    #[serde(borrow)]
+    key: Text<'a>,
+    #[serde(borrow)]
+    value: Text<'a>,
+}
+
+/// Reads a body. If it cannot be read it is read again, slower, to find the place.
+fn parse(bytes: &[u8]) -> Result<Body<'_>, Problem> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        let mut json = serde_json::Deserializer::from_slice(bytes);
+        let read: Result<Body<'_>, _> = serde_path_to_error::deserialize(&mut json);
+        match read {
+            Err(again) => Problem::at(pointer(again.path()), again.inner().to_string()),
+            // There is something behind the object.
+            Ok(_) => Problem::at("#", error.to_string()),
+        }
+    })
+}
+
+impl Body<'_> {
+    async fn decide<D: Decide>(&self, decide: &D) -> Result<Verdict, Problem> {
+        let domain = self.domain.as_ref().map_or("", Text::as_str);
+        let cost = Tokens::whole(self.cost.unwrap_or(1));
+        let checked = match (&self.attributes, &self.descriptors) {
+            (Some(Attributes(attributes)), None) => {
+                let attributes: Vec<_> = attributes.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+                let request = Request { domain, subject: Subject::Attributes(&attributes), cost };
+                decide.check(&request, None).await
+            }
+            (None, Some(wire)) => {
+                let entries: Vec<_> =
+                    wire.iter().flatten().map(|e| (e.key.as_str(), e.value.as_str())).collect();
+                let mut rest = &entries[..];
+                let descriptor = |own: &Vec<Entry<'_>>| {
+                    let (entries, others) = rest.split_at_checked(own.len()).unwrap_or_default();
+                    rest = others;
+                    Descriptor { entries, cost: None, limit: None }
+                };
+                let descriptors: Vec<_> = wire.iter().map(descriptor).collect();
+                let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost };
+                decide.check(&request, None).await
+            }
+            (Some(_), Some(_)) => {
+                return Err(Problem::at("#/attributes", "stands beside `descriptors`; send one of them"));
+            }
+            (None, None) if domain.is_empty() => Err(RequestFault::EmptyDomain),
+            (None, None) => Err(RequestFault::NoDescriptors),
+        };
+        checked.map_err(|fault| Problem::at(place(&fault), fault.to_string()))
+    }
+}
+
+/// Where in the body a fault is.
+fn place(fault: &RequestFault) -> String {
+    let of = |place: &Place| match place {
+        Place::Request => "#".to_owned(),
+        Place::Attributes => "#/attributes".to_owned(),
+        Place::Descriptor(index) => format!("#/descriptors/{index}"),
+    };
+    match fault {
+        RequestFault::EmptyDomain | RequestFault::DomainTooLong { .. } => "#/domain".into(),
+        RequestFault::NoDescriptors | RequestFault::TooManyDescriptors { .. } => "#/descriptors".into(),
+        RequestFault::CostTooLarge { .. } => "#/cost".into(),
+        RequestFault::NoEntries { place }
+        | RequestFault::TooManyEntries { place, .. }
+        | RequestFault::TooLarge { place, .. } => of(place),
+        RequestFault::EmptyKey { place, entry } | RequestFault::DuplicateKey { place, entry } => {
+            match place {
+                Place::Descriptor(index) => format!("#/descriptors/{index}/{entry}/key"),
+                // Members of an object have no numbers.
+                Place::Attributes | Place::Request => of(place),
+            }
+        }
+        RequestFault::TooManyCharges => "#".into(),
+    }
+}
+
+/// A flat map, in the order in which it was sent; a key that is there twice is the limiter's to refuse.
+struct Attributes<'a>(Vec<(Text<'a>, Text<'a>)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Attributes<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Attributes(pairs))
+            }
+        }
+        deserializer.deserialize_map(Pairs)
+    }
+}
+
+/// A string: borrowed from the body unless it has escapes.
+struct Text<'a>(Cow<'a, str>);
+
+impl Text<'_> {
+    fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Str;
+        impl<'de> Visitor<'de> for Str {
+            type Value = Text<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Str)
+    }
+}
+
+/// A JSON pointer as a URI fragment (RFC 6901, section 6).
+fn pointer(path: &Path) -> String {
+    let mut out = String::from("#");
+    for segment in path {
+        out.push('/');
+        match segment {
+            Segment::Seq { index } => drop(write!(out, "{index}")),
+            Segment::Map { key } | Segment::Enum { variant: key } => {
+                for byte in key.bytes() {
+                    match byte {
+                        b'~' => out.push_str("~0"),
+                        b'/' => out.push_str("~1"),
+                        b'-' | b'.' | b'_' => out.push(char::from(byte)),
+                        _ if byte.is_ascii_alphanumeric() => out.push(char::from(byte)),
+                        _ => drop(write!(out, "%{byte:02X}")),
+                    }
+                }
+            }
+            Segment::Unknown => {
+                out.pop();
+            }
+        }
+    }
+    out
+}
+
+/// The answer: status, header fields, body.
+fn response(verdict: &Verdict) -> Response<Full<Bytes>> {
+    let mut body = Vec::with_capacity(64 + verdict.limits.len() * 192);
+    // Writing to memory does not fail, and neither do these types.
+    let _ = serde_json::to_writer(&mut body, &Answer(verdict));
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() =
+        StatusCode::from_u16(verdict.status().code()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let headers = response.headers_mut();
+    headers.reserve(8);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(fields) = verdict.fields() {
+        let mut text = |name: &'static str, value: String| {
+            if let Ok(value) = HeaderValue::try_from(value) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        };
+        text(Fields::POLICY, fields.policy);
+        text(Fields::STATE, fields.state);
+        let mut number =
+            |name: &'static str, n: u64| headers.insert(HeaderName::from_static(name), HeaderValue::from(n));
+        number(Fields::X_LIMIT, fields.limit);
+        number(Fields::X_REMAINING, fields.remaining);
+        number(Fields::X_RESET, fields.reset);
+        if let Some(seconds) = fields.retry_after {
+            number(Fields::RETRY_AFTER, seconds);
+        }
+    }
+    response
+}
+
+struct Answer<'a>(&'a Verdict);
+
+impl Serialize for Answer<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(serde::Serialize)]
+        struct Body<'a> {
+            allowed: bool,
+            limits: Limits<'a>,
+        }
+        Body { allowed: self.0.allowed, limits: Limits(&self.0.limits) }.serialize(serializer)
+    }
+}
+
+struct Limits<'a>(&'a [LimitVerdict]);
+
+impl Serialize for Limits<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(serde::Serialize)]
+        struct Limit<'a> {
+            policy: &'a str,
+            mode: &'static str,
+            allowed: bool,
+            /// `null`: unlimited.
+            limit: Option<u64>,
+            remaining: Option<u64>,
+            reset_ms: i64,
+            /// 0: now. `null`: never.
+            retry_after_ms: Option<i64>,
+            reason: &'static str,
+        }
+        serializer.collect_seq(self.0.iter().map(|l| Limit {
+            policy: &l.policy,
+            mode: l.mode.name(),
+            allowed: l.allowed,
+            limit: (!l.unlimited).then_some(l.limit),
+            remaining: (!l.unlimited).then_some(l.remaining),
+            reset_ms: l.reset.ceil_millis(),
+            retry_after_ms: if l.allowed { Some(0) } else { l.retry_after.map(|t| t.ceil_millis()) },
+            reason: l.reason.name(),
+        }))
+    }
+}

@@ -1,0 +1,215 @@
+//! What a daemon tells about itself: the types of `GET /v1/state` and its neighbours on the admin listener.
+//!
+//! Written by the daemon, read by `quorate status`, `quorate top` and the console. Readers ignore fields that they do
+//! not know, and every field has a default: a newer daemon and an older reader get along, and the other way round.
+
+use crate::quota::amount::Tokens;
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1/state`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// The daemon's version.
+    pub version: String,
+    /// The cluster's name.
+    pub cluster: String,
+    /// The region that answers.
+    pub region: String,
+    /// How long the daemon has run, in milliseconds.
+    pub uptime_ms: u64,
+    /// What keeps it from being ready; empty: it is.
+    pub not_ready: Vec<String>,
+    /// The replicated log, as seen here.
+    pub raft: RaftState,
+    /// The other regions.
+    pub peers: Vec<PeerState>,
+    /// The region's store.
+    pub store: StoreState,
+    /// Version of the policies in force.
+    pub policies_version: u64,
+    /// The policies in force.
+    pub policies: Vec<PolicyState>,
+    /// The busiest buckets of this region, busiest first.
+    pub buckets: Vec<BucketState>,
+    /// There are more buckets than are listed.
+    pub buckets_more: bool,
+}
+
+/// The replicated log, as one region sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RaftState {
+    /// The leading region, if one is known.
+    pub leader: Option<String>,
+    /// The current term.
+    pub term: u64,
+    /// `leader`, `follower`, `candidate` or `learner`.
+    pub role: String,
+    /// Index of the last entry in the log.
+    pub last: u64,
+    /// Index of the last applied entry.
+    pub applied: u64,
+    /// The Raft clock, in microseconds.
+    pub tau_us: i64,
+    /// How old the Raft clock's newest stamp is here, in milliseconds.
+    pub age_ms: u64,
+    /// Regions with a vote.
+    pub voters: Vec<String>,
+    /// Regions without one.
+    pub learners: Vec<String>,
+    /// This region's epoch: how often it has joined.
+    pub epoch: u64,
+}
+
+/// Another region, as seen from here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerState {
+    /// Its name.
+    pub region: String,
+    /// Where its peer listener is.
+    pub address: String,
+    /// Did the last exchange succeed?
+    pub reachable: bool,
+    /// Why not, if it did not.
+    pub why: Option<String>,
+    /// Round trip, in microseconds.
+    pub rtt_us: Option<u64>,
+    /// Index of the last entry that it is known to have (as the leader sees it).
+    pub matched: Option<u64>,
+}
+
+/// The region's store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreState {
+    /// `redis` or `embedded`.
+    pub kind: String,
+    /// Where, without secrets.
+    pub address: Option<String>,
+    /// Does it serve this daemon?
+    pub attached: bool,
+    /// Why not, if it does not.
+    pub why: Option<String>,
+    /// Its version.
+    pub version: Option<String>,
+    /// Round trip, in microseconds.
+    pub rtt_us: Option<u64>,
+    /// May it evict keys? Then strict policies are not safe on it.
+    pub evicts: bool,
+    /// The session's nonce.
+    pub session: u64,
+}
+
+/// A policy in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyState {
+    /// Its name.
+    pub name: String,
+    /// Its domain.
+    pub domain: String,
+    /// What it matches, as text: `tenant=*, op=search`.
+    pub matches: String,
+    /// Its limit, as text: `1000/s, burst 2000`.
+    pub limit: String,
+    /// `strict`, `approximate` or `split`.
+    pub mode: String,
+    /// What it guarantees, as text.
+    pub guarantee: String,
+    /// It only counts.
+    pub shadow: bool,
+    /// Requests that it let through since the daemon started.
+    pub admitted: u64,
+    /// Requests that it denied since the daemon started.
+    pub denied: u64,
+}
+
+/// A bucket in the region that answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BucketState {
+    /// Its policy.
+    pub policy: String,
+    /// Its id, in hex.
+    pub bucket: String,
+    /// What it is for, as text: `tenant=42` (values of redacted keys as hashes); empty if it is not known here.
+    pub what: String,
+    /// Tokens that were asked for, a second, lately.
+    pub demand: u64,
+    /// Tokens let through since the daemon started.
+    pub admitted: u64,
+    /// Tokens denied since the daemon started.
+    pub denied: u64,
+    /// The level, in micro-tokens, when last seen.
+    pub level: Tokens,
+    /// The capacity, in micro-tokens, when last seen.
+    pub cap: Tokens,
+    /// The lease that it has here.
+    pub lease: Option<LeaseState>,
+}
+
+/// A slice of a pool lent to a region.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeaseState {
+    /// Micro-tokens of capacity.
+    pub burst: i64,
+    /// Micro-tokens a second.
+    pub rate: i64,
+    /// How long it still runs, in milliseconds.
+    pub left_ms: u64,
+}
+
+/// `GET /v1/buckets/{policy}?tenant=42`: one bucket in every region.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BucketView {
+    /// Its policy.
+    pub policy: String,
+    /// Its id, in hex.
+    pub bucket: String,
+    /// What is left in the pool, in micro-tokens; `None`: there is no pool.
+    pub pool_level: Option<i64>,
+    /// The pool's rate that is not lent, in micro-tokens a second.
+    pub pool_rate: Option<i64>,
+    /// Each region's part.
+    pub regions: Vec<BucketRegion>,
+}
+
+/// One region's part of a bucket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BucketRegion {
+    /// The region.
+    pub region: String,
+    /// Its reserve's capacity, with its overdraft, in micro-tokens.
+    pub reserve_cap: i64,
+    /// Its reserve's rate, in micro-tokens a second.
+    pub reserve_rate: i64,
+    /// Its lease.
+    pub lease: Option<LeaseState>,
+    /// Its level, in micro-tokens; only the answering region knows its own.
+    pub level: Option<i64>,
+}
+
+/// `PUT /v1/policies` succeeded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AppliedPolicies {
+    /// The version in force now (with `dry_run`: the one that would be).
+    pub version: u64,
+    /// Nothing was changed.
+    pub dry_run: bool,
+}
+
+/// `/readyz` where the answer is no.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NotReady {
+    /// Always `false`.
+    pub ready: bool,
+    /// Why not.
+    pub reasons: Vec<String>,
+}

@@ -1,0 +1,254 @@
+//! The embedded store: buckets in this process, behind sharded locks.
+//!
+//! Nothing outlives the process: each start is a new session that has kept nothing.
+
+use super::{
+    CHARGES_MAX, Install, Prepare, Prepared, Session, SessionState, Store, StoreError, Take, Taken,
+    TakenCharge,
+};
+use crate::quota::amount::{Micros, Tokens};
+use crate::quota::bucket::{self, Bucket, Charge, Generation, Grant, Moment, Shape, Unseen};
+use crate::quota::policy::BucketId;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::watch;
+
+const SHARDS: usize = 64;
+/// The most buckets that it holds, about 160 bytes each: beyond, requests for new ones find the store unavailable.
+/// (To forget one that is in use would hand its tokens out a second time.)
+pub const BUCKETS_MAX: usize = 1 << 22;
+/// Every use of a shard looks at this many of its buckets, to drop those that are full again.
+const SWEEP: usize = 2;
+
+/// Buckets in memory. Clones share them.
+#[derive(Clone)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    clock: Box<dyn Fn() -> Micros + Send + Sync>,
+    shards: Vec<Mutex<Shard>>,
+    session: Session,
+    state: watch::Sender<SessionState>,
+    start: Micros,
+    full: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shard {
+    buckets: HashMap<BucketId, Bucket>,
+    /// Each bucket once, in the order in which the sweep looks at them.
+    round: VecDeque<BucketId>,
+}
+
+impl MemoryStore {
+    /// An empty store that reads its time from `clock`, which must not step.
+    pub fn new(clock: impl Fn() -> Micros + Send + Sync + 'static) -> Self {
+        let session = Session { nonce: super::new_nonce(), kept: false };
+        let inner = Inner {
+            start: clock(),
+            clock: Box::new(clock),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            session,
+            state: watch::Sender::new(SessionState::Attached(session)),
+            full: AtomicBool::new(false),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// An empty store whose clock reads `epoch` now and runs with the process' monotonic clock.
+    #[must_use]
+    pub fn monotonic(epoch: Micros) -> Self {
+        let origin = Instant::now();
+        Self::new(move || epoch + Micros::from_duration(origin.elapsed()))
+    }
+
+    /// Always attached, to the one session that it has.
+    #[must_use]
+    pub fn session(&self) -> watch::Receiver<SessionState> {
+        self.inner.state.subscribe()
+    }
+
+    /// What it knows about buckets that it does not hold.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        Generation { start: self.inner.start, full: self.inner.full.load(Ordering::SeqCst) }
+    }
+
+    /// See [`AnyStore::mark_full`](super::AnyStore::mark_full).
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if `session` is not its own.
+    pub fn mark_full(&self, session: Session) -> Result<(), StoreError> {
+        if session != self.inner.session {
+            return Err(StoreError::Fenced);
+        }
+        self.inner.full.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// What its clock reads.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        (self.inner.clock)()
+    }
+
+    fn take_now(&self, take: &Take) -> Result<Taken, StoreError> {
+        if take.charges.len() > CHARGES_MAX {
+            return Err(StoreError::Unavailable);
+        }
+        let (asked, charges) = number(take);
+        let mut shards = self.lock(asked.iter().map(|(id, ..)| shard_of(id)).collect());
+        let when = Moment::at(self.now());
+        let mut settled: Vec<Bucket> = asked
+            .iter()
+            .map(|(id, shape, unseen)| {
+                let stored = locked(&mut shards, id).and_then(|shard| shard.buckets.get(id).copied());
+                self.settle(stored, *shape, *unseen, when)
+            })
+            .collect();
+        let before = settled.clone();
+        let (allowed, fits) = bucket::take(&mut settled, &charges);
+        for ((id, ..), (old, new)) in asked.iter().zip(before.iter().zip(&settled)) {
+            if let Some(shard) = locked(&mut shards, id) {
+                shard.put(*id, *new, old != new, when.now)?;
+            }
+        }
+        let charges = charges
+            .iter()
+            .zip(fits)
+            .filter_map(|(charge, fits)| settled.get(charge.bucket).map(|bucket| (bucket, fits)))
+            .map(|(b, fits)| TakenCharge { fits, level: b.level(), rate: b.rate(), cap: b.cap() })
+            .collect();
+        Ok(Taken { allowed, now: when.now, charges })
+    }
+
+    fn prepare_one(&self, ask: &Prepare, when: Moment) -> Result<Prepared, StoreError> {
+        let mut shard = self.shard(&ask.bucket);
+        let stored = shard.buckets.get(&ask.bucket).copied();
+        let mut bucket = self.settle(stored, ask.shape, ask.unseen, when);
+        let shrunk = bucket.shrink(ask.hold_burst, ask.hold_rate);
+        bucket.fence(ask.seq, self.inner.session.nonce, when);
+        shard.put(ask.bucket, bucket, true, when.now)?;
+        Ok(Prepared {
+            leased: shrunk.leased,
+            level: bucket.level(),
+            returned: shrunk.returned,
+            burst: shrunk.burst,
+            rate: shrunk.rate,
+        })
+    }
+
+    fn install_one(&self, record: &Install, when: Moment) -> Result<Tokens, StoreError> {
+        let mut shard = self.shard(&record.bucket);
+        let stored = shard.buckets.get(&record.bucket).copied();
+        let mut bucket = self.settle(stored, record.shape, record.unseen, when);
+        let before = bucket;
+        bucket.install(&Grant::from(record), self.inner.session.nonce, when);
+        shard.put(record.bucket, bucket, bucket != before, when.now)?;
+        Ok(bucket.level())
+    }
+
+    fn settle(&self, stored: Option<Bucket>, shape: Shape, unseen: Option<Unseen>, when: Moment) -> Bucket {
+        let mut bucket = stored.unwrap_or_else(|| Bucket::unseen(shape, unseen, self.generation(), when.now));
+        bucket.settle(shape, self.inner.session.nonce, when);
+        bucket
+    }
+
+    /// Locks these shards, each once and in ascending order, so that no two requests wait for each other.
+    fn lock(&self, mut numbers: Vec<usize>) -> Vec<(usize, MutexGuard<'_, Shard>)> {
+        numbers.sort_unstable();
+        numbers.dedup();
+        let shard = |n: usize| self.inner.shards.get(n).map(|shard| (n, guard(shard)));
+        numbers.into_iter().filter_map(shard).collect()
+    }
+
+    fn shard(&self, id: &BucketId) -> MutexGuard<'_, Shard> {
+        guard(&self.inner.shards[shard_of(id)])
+    }
+}
+
+impl Store for MemoryStore {
+    async fn take(&self, take: Take) -> Result<Taken, StoreError> {
+        self.take_now(&take)
+    }
+
+    async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+        let when = Moment::at(self.now());
+        let prepared = asks.iter().map(|ask| self.prepare_one(ask, when)).collect::<Result<_, _>>()?;
+        Ok((when.now, prepared))
+    }
+
+    async fn install(&self, records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
+        let when = Moment::at(self.now());
+        records.iter().map(|record| self.install_one(record, when)).collect()
+    }
+}
+
+impl Shard {
+    /// Writes a bucket back: one that is stored already in any case, another only if it is `changed`.
+    fn put(&mut self, id: BucketId, bucket: Bucket, changed: bool, now: Micros) -> Result<(), StoreError> {
+        self.sweep(now);
+        if let Some(stored) = self.buckets.get_mut(&id) {
+            *stored = bucket;
+        } else if changed {
+            if self.buckets.len() >= BUCKETS_MAX / SHARDS {
+                return Err(StoreError::Unavailable);
+            }
+            self.buckets.insert(id, bucket);
+            self.round.push_back(id);
+        }
+        Ok(())
+    }
+
+    fn sweep(&mut self, now: Micros) {
+        for _ in 0..SWEEP {
+            let Some(id) = self.round.pop_front() else { return };
+            if self.buckets.get(&id).is_some_and(|bucket| bucket.keep_until() <= now) {
+                self.buckets.remove(&id);
+            } else {
+                self.round.push_back(id);
+            }
+        }
+    }
+}
+
+/// What a request says of a bucket.
+type Asked = (BucketId, Shape, Option<Unseen>);
+
+/// The buckets of a request, each once, and its charges by their number in that list.
+fn number(take: &Take) -> (Vec<Asked>, Vec<Charge>) {
+    let mut buckets: Vec<Asked> = Vec::with_capacity(take.charges.len());
+    let charges = take
+        .charges
+        .iter()
+        .map(|charge| {
+            let known = buckets.iter().position(|(id, ..)| *id == charge.bucket);
+            let bucket = known.unwrap_or_else(|| {
+                buckets.push((charge.bucket, charge.shape, charge.unseen));
+                buckets.len() - 1
+            });
+            Charge { bucket, cost: charge.cost, enforce: charge.enforce }
+        })
+        .collect();
+    (buckets, charges)
+}
+
+fn shard_of(id: &BucketId) -> usize {
+    usize::from(id.0[0]) % SHARDS
+}
+
+/// The shard of this bucket among those that are locked.
+fn locked<'a>(shards: &'a mut [(usize, MutexGuard<'_, Shard>)], id: &BucketId) -> Option<&'a mut Shard> {
+    let number = shard_of(id);
+    let at = shards.binary_search_by_key(&number, |(n, _)| *n).ok()?;
+    shards.get_mut(at).map(|(_, shard)| &mut **shard)
+}
+
+/// A panic elsewhere leaves a shard whole: it is only ever written in single steps.
+fn guard(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,297 @@
+//! Buckets in a region's Redis, read and written by atomic scripts.
+//!
+//! **Sessions.** A meta key says which daemon holds the region's buckets, on which run of which server, and since when there is
+//! data. Every script checks it first. A control task attaches ([`control`]): where the server, the data or the clock is not what
+//! it was, the old buckets are never read again and a new session begins with empty ones.
+//!
+//! **Connections.** One for the control task, and one for each worker thread, driven by the thread's own runtime
+//! ([`worker`]). A lost connection is replaced, never mended ([`connect`]).
+//!
+//! **Time** is Redis' own. Each call carries the window in which it must run ([`clock`]): a call that Redis runs later, because it
+//! was frozen, or at another time of day, because its clock stepped, changes nothing.
+
+mod clock;
+mod connect;
+mod control;
+mod fault;
+mod pump;
+mod scripts;
+mod shared;
+#[cfg(test)]
+mod twin_test;
+mod wire;
+mod worker;
+
+use super::{
+    CHARGES_MAX, Health, Install, Prepare, Prepared, Session, SessionState, Store, StoreError, Take, Taken,
+};
+use crate::quota::amount::{Micros, Tokens};
+use crate::quota::bucket::Generation;
+use fault::Fault;
+use fred::types::config::Config;
+use fred::types::scripts::Script;
+use scripts::{Call, SCRIPTS, run};
+use shared::{Link, Live, Shared};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{timeout, timeout_at};
+
+/// The slow loop's calls may take this long; they are on no request's path.
+const SLOW_TIMEOUT: Duration = Duration::from_millis(500);
+/// The most buckets in one call of the slow loop.
+const BUCKETS_A_CALL: usize = 256;
+
+/// Where a region's Redis is.
+#[derive(Clone)]
+pub struct RedisConfig {
+    /// `redis://` or `rediss://`, with user and password; a secret.
+    pub url: String,
+    /// A decision never waits longer than this.
+    pub timeout: Duration,
+    /// The cluster's name; part of every key.
+    pub cluster: String,
+    /// The region's name; part of every key.
+    pub region: String,
+}
+
+impl std::fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisConfig")
+            .field("url", &"(secret)")
+            .field("timeout", &self.timeout)
+            .field("cluster", &self.cluster)
+            .field("region", &self.region)
+            .finish()
+    }
+}
+
+/// Why a [`RedisConfig`] is of no use. None of them shows the URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RedisConfigError {
+    /// Not a URL that leads to one server.
+    #[error("store.redis.url: {0}")]
+    Url(String),
+    /// Sentinel and Cluster are not supported yet.
+    #[error(
+        "store.redis.url: {0} is not supported yet; give the address of one primary as redis:// or rediss://"
+    )]
+    Topology(&'static str),
+    /// A name that would make keys ambiguous.
+    #[error("{what} {name:?}: use letters, digits, '.', '_' and '-' only, 1 to 64 of them")]
+    Name {
+        /// Which name.
+        what: &'static str,
+        /// As it was given.
+        name: String,
+    },
+    /// No decision could ever be made.
+    #[error("store.redis.timeout: must be 1ms to 10s")]
+    Timeout,
+}
+
+/// A handle to a region's Redis. Clones share its connection; [`RedisStore::worker`] makes one for another thread.
+#[derive(Clone)]
+pub struct RedisStore {
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    jobs: mpsc::Sender<pump::Job>,
+}
+
+impl RedisStore {
+    /// Starts the control task on the current runtime, and returns its handle at once: whether and when it is attached is
+    /// told by [`Self::session`].
+    ///
+    /// # Errors
+    /// If the configuration is of no use.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
+        let server = server(&config.url)?;
+        for (what, name) in [("cluster.name", &config.cluster), ("region", &config.region)] {
+            let legal = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
+            if name.is_empty() || name.len() > 64 || !name.bytes().all(legal) {
+                return Err(RedisConfigError::Name { what, name: name.clone() });
+            }
+        }
+        if config.timeout < Duration::from_millis(1) || config.timeout > Duration::from_secs(10) {
+            return Err(RedisConfigError::Timeout);
+        }
+        let keys = wire::Keys::new(&config.cluster, &config.region);
+        let shared = Arc::new(Shared::new(config.timeout, server, keys));
+        let (store, jobs) = Self::with(shared);
+        let (shared, link) = (store.shared.clone(), store.link.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = control::supervise(&shared, &link) => {}
+                () = pump::pump(&shared, &link, jobs) => {}
+                () = shared.until_closed() => {}
+            }
+            link.live.store(None);
+        });
+        Ok(store)
+    }
+
+    /// A handle whose connection is made and driven by the runtime on which this is called. It ends with its last clone.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn worker(&self) -> Self {
+        let (store, jobs) = Self::with(self.shared.clone());
+        let (shared, link) = (store.shared.clone(), store.link.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = worker::supervise(&shared, &link) => {}
+                () = pump::pump(&shared, &link, jobs) => {}
+                () = shared.until_closed() => {}
+            }
+            link.live.store(None);
+        });
+        store
+    }
+
+    fn with(shared: Arc<Shared>) -> (Self, mpsc::Receiver<pump::Job>) {
+        let (jobs, queue) = mpsc::channel(pump::QUEUE_MAX);
+        (Self { shared, link: Arc::default(), jobs }, queue)
+    }
+
+    /// The session, and why there is none. While it is detached because of the control task's connection alone, workers
+    /// still serve requests.
+    #[must_use]
+    pub fn session(&self) -> watch::Receiver<SessionState> {
+        self.shared.state.subscribe()
+    }
+
+    /// What it knows about buckets that it does not hold; before it was ever attached, that nothing is known to be left.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        let attached = self.shared.attached.borrow().clone();
+        attached.map_or(Generation { start: self.now(), full: false }, |attached| attached.generation())
+    }
+
+    /// See [`AnyStore::mark_full`](super::AnyStore::mark_full).
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
+        let live = self.live()?;
+        if live.attached.session != session || session.kept {
+            return Err(StoreError::Fenced);
+        }
+        let call = live.attached.stem.beat(control::META_LIFE, true);
+        self.slow(&live, &SCRIPTS.beat, call, wire::beaten).await?;
+        live.attached.set_full();
+        Ok(())
+    }
+
+    /// About what Redis' clock reads, never ahead of it by more than drift; zero before it was first read.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        self.shared.window(Instant::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
+    }
+
+    /// The smoothed round trip of the control task's heartbeat.
+    #[must_use]
+    pub fn rtt(&self) -> Duration {
+        self.shared.rtt()
+    }
+
+    /// For `/readyz`.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.shared.health().clone()
+    }
+
+    /// Closes all connections of this handle and of its workers.
+    pub async fn close(&self) {
+        self.shared.closed.send_replace(true);
+        // Each task holds a receiver until it has ended.
+        let _ = timeout(Duration::from_secs(1), self.shared.closed.closed()).await;
+    }
+
+    fn live(&self) -> Result<Arc<Live>, StoreError> {
+        self.link.live.load_full().ok_or(StoreError::Unavailable)
+    }
+
+    /// A call of the slow loop.
+    async fn slow<T>(
+        &self,
+        live: &Arc<Live>,
+        script: &Script,
+        call: Call,
+        read: impl FnOnce(bytes::Bytes) -> Result<T, Fault>,
+    ) -> Result<T, StoreError> {
+        let Ok(answer) = timeout(SLOW_TIMEOUT, run(&live.client, script, call)).await else {
+            return Err(StoreError::Unknown);
+        };
+        answer.and_then(read).map_err(|fault| {
+            if fault.ends_connection() {
+                pump::retire(&self.link, live);
+            }
+            self.shared.met(&fault, live);
+            fault.error()
+        })
+    }
+
+    fn window(&self) -> Result<(Micros, Micros), StoreError> {
+        self.shared.window(Instant::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
+    }
+}
+
+impl Store for RedisStore {
+    async fn take(&self, take: Take) -> Result<Taken, StoreError> {
+        let until = tokio::time::Instant::now() + self.shared.timeout;
+        let ready = self.link.live.load().is_some() && !self.link.overdue.load(Ordering::Relaxed);
+        if !ready || take.charges.len() > CHARGES_MAX {
+            return Err(StoreError::Unavailable);
+        }
+        let (reply, answer) = oneshot::channel();
+        self.jobs.try_send(pump::Job { take, reply }).map_err(|_| StoreError::Unavailable)?;
+        match timeout_at(until, answer).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) | Err(_) => Err(StoreError::Unknown),
+        }
+    }
+
+    async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+        let live = self.live()?;
+        let mut first = None;
+        let mut all = Vec::with_capacity(asks.len());
+        for asks in asks.chunks(BUCKETS_A_CALL) {
+            let call = live.attached.stem.prepare(self.window()?, asks);
+            let read = |answer| wire::prepared(answer, asks.len());
+            let (now, prepared) = self.slow(&live, &SCRIPTS.prepare, call, read).await?;
+            first.get_or_insert(now);
+            all.extend(prepared);
+        }
+        Ok((first.unwrap_or_else(|| self.now()), all))
+    }
+
+    async fn install(&self, records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
+        let live = self.live()?;
+        let mut all = Vec::with_capacity(records.len());
+        for records in records.chunks(BUCKETS_A_CALL) {
+            let call = live.attached.stem.install(self.window()?, records);
+            let read = |answer| wire::installed(answer, records.len());
+            all.extend(self.slow(&live, &SCRIPTS.install, call, read).await?);
+        }
+        Ok(all)
+    }
+}
+
+/// Reads a URL without ever showing it.
+fn server(url: &str) -> Result<Config, RedisConfigError> {
+    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+    match scheme {
+        Some("redis" | "rediss") => {}
+        Some(s) if s.ends_with("-sentinel") => return Err(RedisConfigError::Topology("Sentinel")),
+        Some(s) if s.ends_with("-cluster") => return Err(RedisConfigError::Topology("Redis Cluster")),
+        _ => return Err(RedisConfigError::Url("must begin with redis:// or rediss://".to_owned())),
+    }
+    // Only the first provider that a process installs counts; this is the one that main installs as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Config::from_url_centralized(url).map_err(|e| RedisConfigError::Url(e.details().to_owned()))
+}

@@ -1,0 +1,85 @@
+//! What an error of the server or of the connection means for the call that met it.
+
+use crate::store::StoreError;
+use fred::error::{Error, ErrorKind};
+
+/// Why a call has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The server refused it, and has done nothing; the connection is good.
+    Refused(String),
+    /// The server refused it because it is not (or no longer) a primary that may be used; it has done nothing.
+    NotPrimary(String),
+    /// Another session holds the buckets, or they are gone; nothing has been done.
+    Fenced,
+    /// The server's clock was outside the call's window (it came late, or the clock has stepped); nothing has been done.
+    Clock,
+    /// The connection broke, or the answer made no sense: it may have been done.
+    Unknown(String),
+}
+
+impl Fault {
+    /// What the caller is told.
+    pub(super) fn error(&self) -> StoreError {
+        match self {
+            Self::Refused(_) | Self::NotPrimary(_) | Self::Clock => StoreError::Unavailable,
+            Self::Fenced => StoreError::Fenced,
+            Self::Unknown(_) => StoreError::Unknown,
+        }
+    }
+
+    /// Is this connection of no more use?
+    pub(super) fn ends_connection(&self) -> bool {
+        matches!(self, Self::NotPrimary(_) | Self::Fenced | Self::Unknown(_))
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Refused(why) => write!(f, "Redis refuses: {why}"),
+            Self::NotPrimary(why) => write!(f, "this Redis is not a primary that is ready: {why}"),
+            Self::Fenced => f.write_str("another daemon has taken over, or the data is gone"),
+            Self::Clock => f.write_str("Redis' clock is not where it should be"),
+            Self::Unknown(why) => write!(f, "the connection to Redis failed: {why}"),
+        }
+    }
+}
+
+/// Sorts an error. Error replies begin with a word in capitals (RESP, "Simple errors"); what fred says itself does not.
+pub(super) fn classify(error: &Error) -> Fault {
+    let details = error.details();
+    let word = details.split([' ', ':']).next().unwrap_or_default();
+    let is_reply = !word.is_empty() && word.bytes().all(|b| b.is_ascii_uppercase());
+    let local = matches!(
+        error.kind(),
+        ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Timeout | ErrorKind::Routing | ErrorKind::Protocol
+    );
+    if local || !is_reply {
+        return Fault::Unknown(details.to_owned());
+    }
+    match word {
+        "READONLY" | "LOADING" | "MASTERDOWN" => Fault::NotPrimary(details.to_owned()),
+        _ => Fault::Refused(details.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_error_reply_is_proof_that_nothing_happened() {
+        let fault = |kind, details: &'static str| classify(&Error::new(kind, details));
+        assert!(matches!(fault(ErrorKind::Unknown, "READONLY You can't write"), Fault::NotPrimary(_)));
+        assert!(matches!(fault(ErrorKind::Unknown, "OOM command not allowed"), Fault::Refused(_)));
+        assert!(matches!(fault(ErrorKind::Auth, "NOAUTH Authentication required."), Fault::Refused(_)));
+        assert_eq!(fault(ErrorKind::IO, "Connection closed.").error(), StoreError::Unknown);
+        assert_eq!(fault(ErrorKind::Canceled, "Canceled.").error(), StoreError::Unknown);
+        assert_eq!(
+            fault(ErrorKind::Unknown, "Failed to send command to router.").error(),
+            StoreError::Unknown
+        );
+        assert_eq!(fault(ErrorKind::Unknown, "").error(), StoreError::Unknown);
+    }
+}

@@ -1,0 +1,37 @@
+-- Before asks go out: reads buckets, and gives up what their leases are to shrink by.
+--
+-- ARGV[4]  for each bucket '<ddd': the number of the ask that follows (records with smaller ones have no effect from now on);
+--          burst and rate of the lease to keep at most
+-- Answers  K, '<d' now; for each bucket '<Bdddd': leased before; level, tokens that no longer fitted, burst and rate afterwards
+local refused = enter()
+if refused then
+  return refused
+end
+local buckets = load()
+local answer, from = { 'K', pack('<d', now) }, 1
+
+for i = 1, #buckets do
+  local b = buckets[i]
+  local seq, burst, rho
+  seq, burst, rho, from = unpack_at('<ddd', ARGV[4], from)
+  local leased = (b.burst > 0 or b.rho > 0) and 1 or 0
+  if burst < b.burst or rho < b.rho then
+    b.burst, b.rho, b.dirty = min(b.burst, burst), min(b.rho, rho), true
+  end
+  local returned = b.level - min(b.cap + b.burst, LIMIT)
+  if returned >= 0 then
+    b.level, b.rem = b.level - returned, 0
+  else
+    returned = 0
+  end
+  if not b.seq then
+    b.session, b.seq, b.push, b.granted, b.burst, b.rho, b.deadline, b.guard = session, 0, 0, 0, 0, 0, now, now
+  end
+  if seq > b.seq then
+    b.seq, b.push = max(seq - 1, 0), PUSH_MAX
+  end
+  b.guard, b.dirty = max(b.guard, now + LEASE_MAX), true
+  answer[i + 2] = pack('<Bdddd', leased, b.level, returned, b.burst, b.rho)
+end
+save(buckets)
+return table.concat(answer)

@@ -1,0 +1,59 @@
+//! The scripts, each with its digest; see the head of each `.lua` for keys, arguments and answers.
+
+use super::fault::{Fault, classify};
+use bytes::Bytes;
+use fred::clients::Client;
+use fred::interfaces::LuaInterface;
+use fred::types::scripts::Script;
+use fred::types::{Key, Value};
+use std::sync::LazyLock;
+
+/// The scripts as the store runs them.
+pub(super) static SCRIPTS: LazyLock<Scripts> =
+    LazyLock::new(|| Scripts::with_clock(include_str!("clock.lua")));
+
+/// All scripts over one source of time.
+pub(super) struct Scripts {
+    pub(super) take: Script,
+    pub(super) prepare: Script,
+    pub(super) install: Script,
+    pub(super) attach: Script,
+    pub(super) beat: Script,
+}
+
+impl Scripts {
+    /// `clock` is Lua that sets `TIME`.
+    pub(super) fn with_clock(clock: &str) -> Self {
+        let core = include_str!("core.lua");
+        let on_buckets = |body: &str| Script::from_lua(format!("{clock}\n{core}\n{body}"));
+        let plain = |body: &str| Script::from_lua(format!("{clock}\n{body}"));
+        Self {
+            take: on_buckets(include_str!("take.lua")),
+            prepare: on_buckets(include_str!("prepare.lua")),
+            install: on_buckets(include_str!("install.lua")),
+            attach: plain(include_str!("attach.lua")),
+            beat: plain(include_str!("beat.lua")),
+        }
+    }
+}
+
+/// A script's keys and arguments.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Call {
+    pub(super) keys: Vec<Key>,
+    pub(super) args: Vec<Bytes>,
+}
+
+/// Runs a script; loads it first if the server has forgotten it (then it has not run).
+pub(super) async fn run(client: &Client, script: &Script, call: Call) -> Result<Bytes, Fault> {
+    let args: Vec<Value> = call.args.into_iter().map(Value::Bytes).collect();
+    let answer = match client.evalsha(script.sha1().clone(), call.keys.clone(), args.clone()).await {
+        Err(error) if error.details().starts_with("NOSCRIPT") => {
+            let lua = script.lua().cloned().unwrap_or_default();
+            client.script_load::<Value, _>(lua).await.map_err(|e| classify(&e))?;
+            client.evalsha(script.sha1().clone(), call.keys, args).await
+        }
+        other => other,
+    };
+    answer.map_err(|e| classify(&e))
+}

@@ -1,0 +1,162 @@
+//! What the control task and the workers of one store have in common.
+
+use super::clock::Clock;
+use super::fault::Fault;
+use super::wire::{Keys, Stem};
+use crate::quota::amount::Micros;
+use crate::quota::bucket::Generation;
+use crate::store::{Health, Session, SessionState};
+use arc_swap::ArcSwapOption;
+use fred::clients::Client;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+
+/// One store's state.
+pub(super) struct Shared {
+    /// A decision never waits longer than this.
+    pub(super) timeout: Duration,
+    /// Where Redis is, with its secrets.
+    pub(super) server: fred::types::config::Config,
+    pub(super) keys: Keys,
+    /// The session that the workers run under. It outlives the control task's connection; it ends where the data does.
+    pub(super) attached: watch::Sender<Option<Arc<Attached>>>,
+    pub(super) state: watch::Sender<SessionState>,
+    pub(super) closed: watch::Sender<bool>,
+    /// Someone saw something that the control task should look at at once.
+    pub(super) doubt: Notify,
+    /// The server was a replica for a while: what it holds now may be older than what it held then.
+    pub(super) lost: AtomicBool,
+    clock: Mutex<Option<Clock>>,
+    health: Mutex<Health>,
+    rtt_us: AtomicU64,
+}
+
+/// A session in force.
+pub(super) struct Attached {
+    pub(super) session: Session,
+    pub(super) stem: Stem,
+    /// The server that it is on.
+    pub(super) run_id: String,
+    start: Micros,
+    full: AtomicBool,
+}
+
+impl Attached {
+    pub(super) fn new(session: Session, stem: Stem, run_id: String, generation: Generation) -> Self {
+        Self { session, stem, run_id, start: generation.start, full: AtomicBool::new(generation.full) }
+    }
+
+    pub(super) fn generation(&self) -> Generation {
+        Generation { start: self.start, full: self.full.load(Ordering::SeqCst) }
+    }
+
+    pub(super) fn set_full(&self) {
+        self.full.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A connection that has been checked to lead to the session's buckets.
+pub(super) struct Live {
+    pub(super) client: Client,
+    pub(super) attached: Arc<Attached>,
+    /// Its owner should drop it.
+    pub(super) broken: Notify,
+}
+
+/// The end of a link that calls look at.
+#[derive(Default)]
+pub(super) struct Link {
+    pub(super) live: ArcSwapOption<Live>,
+    /// A call has been out for longer than a decision may wait: until it is answered, nothing more is sent.
+    pub(super) overdue: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(timeout: Duration, server: fred::types::config::Config, keys: Keys) -> Self {
+        let why = "not connected to Redis yet".to_owned();
+        Self {
+            timeout,
+            server,
+            keys,
+            attached: watch::Sender::new(None),
+            state: watch::Sender::new(SessionState::Detached { why: why.clone() }),
+            closed: watch::Sender::new(false),
+            doubt: Notify::new(),
+            lost: AtomicBool::new(false),
+            clock: Mutex::new(None),
+            health: Mutex::new(Health { down: Some(why), evicts: None }),
+            rtt_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Bounds of Redis' clock for a call that is sent at `sent`; `None` before the first exchange.
+    pub(super) fn window(&self, sent: Instant, within: Duration) -> Option<(Micros, Micros)> {
+        self.clock().map(|clock| clock.window(sent, Micros::from_duration(within)))
+    }
+
+    pub(super) fn clock(&self) -> MutexGuard<'_, Option<Clock>> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn rtt(&self) -> Duration {
+        Duration::from_micros(self.rtt_us.load(Ordering::Relaxed))
+    }
+
+    /// Smooths over about eight exchanges.
+    pub(super) fn observe_rtt(&self, rtt: Duration) {
+        let new = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX).min(60_000_000);
+        let old = self.rtt_us.load(Ordering::Relaxed);
+        let smooth = if old == 0 { new } else { (old * 7 + new).div_ceil(8) };
+        self.rtt_us.store(smooth, Ordering::Relaxed);
+    }
+
+    /// A call over `live` met a fault: who needs to know?
+    pub(super) fn met(&self, fault: &Fault, live: &Live) {
+        if let Fault::NotPrimary(_) = fault {
+            self.lost.store(true, Ordering::SeqCst);
+        }
+        if matches!(fault, Fault::NotPrimary(_) | Fault::Fenced | Fault::Clock) {
+            self.doubt.notify_one();
+        }
+        if fault.ends_connection() {
+            live.broken.notify_one();
+        }
+    }
+
+    /// Resolves when the store is closed.
+    pub(super) async fn until_closed(&self) {
+        let mut closed = self.closed.subscribe();
+        // The sender is in `self`: it cannot be gone.
+        let _ = closed.wait_for(|closed| *closed).await;
+    }
+}
+
+/// Growing pauses between attempts, with jitter.
+pub(super) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(2);
+
+    pub(super) fn new() -> Self {
+        Self { next: Self::FIRST }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.next = Self::FIRST;
+    }
+
+    pub(super) async fn pause(&mut self) {
+        let pause = self.next.mul_f64(rand::random_range(0.5..1.0));
+        self.next = (self.next * 2).min(Self::LONGEST);
+        tokio::time::sleep(pause).await;
+    }
+}

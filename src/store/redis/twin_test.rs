@@ -1,0 +1,418 @@
+//! The scripts against `quota::bucket`, on random traces: every answer is the same, number for number.
+
+use super::fault::Fault;
+use super::scripts::{Call, Scripts, run};
+use super::wire::{self, Batch, Keys, Stem};
+use crate::quota::amount::{Micros, Rate, Tokens};
+use crate::quota::bucket::{self, Bucket, Charge, EXACT_MAX, Generation, Grant, Moment, Shape, Unseen};
+use crate::quota::policy::BucketId;
+use crate::store::{Install, Prepare, Prepared, Take, TakeCharge, Taken, TakenCharge};
+use bytes::Bytes;
+use fred::prelude::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::collections::HashMap;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const TRACES: u64 = 40;
+const STEPS: usize = 250;
+const TOLERANCE: i64 = 250_000;
+
+struct Server {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Server {
+    async fn start() -> (Self, Client) {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let child = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(&socket)
+            .current_dir(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is needed for this test");
+        let config = Config { server: ServerConfig::Unix { path: socket.clone() }, ..Config::default() };
+        for _ in 0..500 {
+            let client = Client::new(config.clone(), None, None, None);
+            if client.init().await.is_ok() {
+                return (Self { child, dir }, client);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("redis-server in {:?} does not answer", dir.path());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        assert!(self.dir.path().exists());
+    }
+}
+
+/// What the scripts do, by `quota::bucket`; nothing expires.
+struct Model {
+    buckets: HashMap<BucketId, Bucket>,
+    session: u64,
+    generation: Generation,
+}
+
+impl Model {
+    fn settle(&self, id: BucketId, shape: Shape, unseen: Option<Unseen>, when: Moment) -> Bucket {
+        let stored = self.buckets.get(&id).copied();
+        let mut b = stored.unwrap_or_else(|| Bucket::unseen(shape, unseen, self.generation, when.now));
+        b.settle(shape, self.session, when);
+        b
+    }
+
+    /// Settling alone is not worth a write; here it would show where time runs backwards.
+    fn put(&mut self, id: BucketId, changed: bool, after: Bucket) {
+        let reshaped = self.buckets.get(&id).is_some_and(|stored| stored.shape() != after.shape());
+        if changed || reshaped {
+            self.buckets.insert(id, after);
+        }
+    }
+
+    fn take(&mut self, take: &Take, when: Moment) -> Taken {
+        let mut ids: Vec<BucketId> = Vec::new();
+        let mut settled = Vec::new();
+        let mut charges = Vec::new();
+        for c in &take.charges {
+            let bucket = ids.iter().position(|id| *id == c.bucket).unwrap_or_else(|| {
+                ids.push(c.bucket);
+                settled.push(self.settle(c.bucket, c.shape, c.unseen, when));
+                ids.len() - 1
+            });
+            charges.push(Charge { bucket, cost: c.cost, enforce: c.enforce });
+        }
+        let (allowed, fits) = bucket::take(&mut settled, &charges);
+        for (i, id) in ids.iter().enumerate() {
+            let took = |(c, fits): (&Charge, &bool)| c.bucket == i && *fits && c.cost != Tokens::ZERO;
+            let changed = allowed && charges.iter().zip(&fits).any(took);
+            self.put(*id, changed, settled[i]);
+        }
+        let charges = charges.iter().zip(fits).map(|(c, fits)| {
+            let b = &settled[c.bucket];
+            TakenCharge { fits, level: b.level(), rate: b.rate(), cap: b.cap() }
+        });
+        Taken { allowed, now: when.now, charges: charges.collect() }
+    }
+
+    fn prepare(&mut self, ask: &Prepare, when: Moment) -> Prepared {
+        let before = self.settle(ask.bucket, ask.shape, ask.unseen, when);
+        let mut b = before;
+        let shrunk = b.shrink(ask.hold_burst, ask.hold_rate);
+        b.fence(ask.seq, self.session, when);
+        self.put(ask.bucket, before != b, b);
+        Prepared {
+            leased: shrunk.leased,
+            level: b.level(),
+            returned: shrunk.returned,
+            burst: shrunk.burst,
+            rate: shrunk.rate,
+        }
+    }
+
+    fn install(&mut self, record: &Install, when: Moment) -> Tokens {
+        let before = self.settle(record.bucket, record.shape, record.unseen, when);
+        let mut b = before;
+        b.install(&Grant::from(record), self.session, when);
+        self.put(record.bucket, before != b, b);
+        b.level()
+    }
+}
+
+/// One random history, in Redis and in the model.
+struct Trace<'a> {
+    rng: StdRng,
+    client: &'a Client,
+    scripts: &'a Scripts,
+    keys: Keys,
+    stem: Stem,
+    generation: u64,
+    model: Model,
+    shapes: Vec<(Shape, Option<Unseen>)>,
+    now: i64,
+    seq: u64,
+}
+
+impl<'a> Trace<'a> {
+    async fn begin(client: &'a Client, scripts: &'a Scripts, seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let now = 1_700_000_000_000_000 + rng.random_range(0..1_000_000_000_i64);
+        let start = Micros(now - rng.random_range(0..20_000_000));
+        let generation = Generation { start, full: rng.random() };
+        let keys = Keys::new("twin", "here");
+        let model = Model { buckets: HashMap::new(), session: 1, generation };
+        let stem = Stem::new(&keys, 1, seed + 1);
+        let shapes = vec![(Shape::default(), None); 5];
+        let mut trace =
+            Self { rng, client, scripts, keys, stem, generation: seed + 1, model, shapes, now, seq: 0 };
+        (0..5).for_each(|i| trace.reshape(i));
+        trace.write_meta().await;
+        trace
+    }
+
+    /// The meta key as attach.lua writes it.
+    async fn write_meta(&mut self) {
+        let mut meta = Vec::new();
+        for number in [self.model.session, self.generation] {
+            meta.extend((number as f64).to_le_bytes());
+        }
+        meta.extend((self.model.generation.start.0 as f64).to_le_bytes());
+        meta.extend((self.now as f64).to_le_bytes());
+        meta.push(u8::from(self.model.generation.full));
+        let _: () = self.client.set(self.keys.meta(), Bytes::from(meta), None, None, false).await.unwrap();
+        self.stem = Stem::new(&self.keys, self.model.session, self.generation);
+    }
+
+    fn amount(&mut self) -> i64 {
+        match self.rng.random_range(0..8) {
+            0 => 0,
+            1 => self.rng.random_range(0..10),
+            2 => EXACT_MAX - self.rng.random_range(0..3),
+            3 => self.rng.random_range(0..EXACT_MAX),
+            _ => self.rng.random_range(0..50_000_000),
+        }
+    }
+
+    fn reshape(&mut self, i: usize) {
+        let shape = Shape { rate: Rate(self.amount()), cap: Tokens(self.amount()) };
+        let at = self.now + self.rng.random_range(-10_000_000..10_000_000);
+        let unseen =
+            self.rng.random_bool(0.4).then(|| Unseen { level: Tokens(self.amount()), at: Micros(at) });
+        self.shapes[i] = (shape, unseen);
+    }
+
+    fn bucket(&mut self) -> (BucketId, Shape, Option<Unseen>) {
+        let i = self.rng.random_range(0..5_usize);
+        let (shape, unseen) = self.shapes[i];
+        (BucketId([u8::try_from(i).unwrap(); 16]), shape, unseen)
+    }
+
+    /// Moves time, and says when the next call happens: what Redis' clock reads, the call's window, and the moment.
+    async fn tick(&mut self) -> ((Micros, Micros), Option<Moment>) {
+        self.now += match self.rng.random_range(0..6) {
+            0 => 0,
+            1 => self.rng.random_range(0..3_000),
+            2 => self.rng.random_range(0..20_000_000),
+            3 => -self.rng.random_range(0..2_000_000),
+            4 if self.rng.random_bool(0.05) => 86_400_000_000,
+            _ => self.rng.random_range(0..1_000_000),
+        };
+        let lo = self.now + self.rng.random_range(-300_000..300_000);
+        let hi = lo + self.rng.random_range(0..100_000);
+        let text = self.now.to_string();
+        let _: () = self.client.set("now", text, None, None, false).await.unwrap();
+        let inside = lo - TOLERANCE <= self.now && self.now <= hi + TOLERANCE;
+        let now = self.now.clamp(lo, hi);
+        let when = Moment { now: Micros(now), late: Micros(now.max(self.now)) };
+        ((Micros(lo), Micros(hi)), inside.then_some(when))
+    }
+
+    async fn run(&self, script: &fred::types::scripts::Script, call: Call) -> Result<Bytes, Fault> {
+        run(self.client, script, call).await
+    }
+
+    async fn takes(&mut self) {
+        let (window, when) = self.tick().await;
+        let (mut batch, mut takes) = (Batch::default(), Vec::new());
+        for _ in 0..self.rng.random_range(1..6) {
+            let mut take = Take::default();
+            for _ in 0..self.rng.random_range(0..5) {
+                let (bucket, shape, unseen) = self.bucket();
+                let sign = if self.rng.random_bool(0.2) { -1 } else { 1 };
+                let cost = match self.rng.random_range(0..10) {
+                    0 => 0,
+                    1 => i64::MAX,
+                    _ => self.amount() / 3,
+                };
+                let (cost, enforce) = (Tokens(sign * cost), self.rng.random_bool(0.7));
+                take.charges.push(TakeCharge { bucket, shape, unseen, cost, enforce });
+            }
+            assert!(batch.push(&take));
+            takes.push(take);
+        }
+        let (call, counts) = batch.into_call(&self.stem, window);
+        let answer = self.run(&self.scripts.take, call).await;
+        let taken = answer.and_then(|answer| wire::taken(answer, &counts));
+        match when {
+            None => assert_eq!(taken.unwrap_err(), Fault::Clock),
+            Some(when) => {
+                for (take, taken) in takes.iter().zip(taken.unwrap()) {
+                    let expected = self.model.take(take, when);
+                    assert_eq!(taken.allowed, expected.allowed, "{take:?}");
+                    assert_eq!(taken.now, expected.now);
+                    if take.charges.is_empty() {
+                        assert!(taken.allowed);
+                    }
+                    assert_eq!(taken.charges, expected.charges, "{take:?}");
+                }
+            }
+        }
+    }
+
+    async fn prepares(&mut self) {
+        let (window, when) = self.tick().await;
+        let mut asks = Vec::new();
+        for _ in 0..self.rng.random_range(0..4) {
+            let (bucket, shape, unseen) = self.bucket();
+            let (hold_burst, hold_rate) = (Tokens(self.amount() / 2), Rate(self.amount() / 2));
+            let seq = self.rng.random_range(1..6);
+            asks.push(Prepare { bucket, shape, unseen, seq, hold_burst, hold_rate });
+        }
+        let answer = self.run(&self.scripts.prepare, self.stem.prepare(window, &asks)).await;
+        let prepared = answer.and_then(|answer| wire::prepared(answer, asks.len()));
+        match when {
+            None => assert_eq!(prepared.unwrap_err(), Fault::Clock),
+            Some(when) => {
+                let expected: Vec<_> = asks.iter().map(|ask| self.model.prepare(ask, when)).collect();
+                // One bucket that comes twice is settled once: its second answer is of the same moment.
+                assert_eq!(prepared.unwrap(), (when.now, expected));
+            }
+        }
+    }
+
+    async fn installs(&mut self) {
+        let (window, when) = self.tick().await;
+        let mut records = Vec::new();
+        for _ in 0..self.rng.random_range(0..4) {
+            let (bucket, shape, unseen) = self.bucket();
+            self.seq += self.rng.random_range(0..2_u64);
+            let seq = self.seq - self.rng.random_range(0..3_u64).min(self.seq);
+            records.push(Install {
+                bucket,
+                shape,
+                unseen,
+                seq,
+                push: self.rng.random_range(0..3),
+                granted: Tokens(self.amount()),
+                burst: Tokens(self.amount()),
+                rate: Rate(self.amount()),
+                deadline: Micros(self.now + self.rng.random_range(-1_000_000..10_000_000)),
+            });
+        }
+        let answer = self.run(&self.scripts.install, self.stem.install(window, &records)).await;
+        let levels = answer.and_then(|answer| wire::installed(answer, records.len()));
+        match when {
+            None => assert_eq!(levels.unwrap_err(), Fault::Clock),
+            Some(when) => {
+                let expected: Vec<_> = records.iter().map(|r| self.model.install(r, when)).collect();
+                assert_eq!(levels.unwrap(), expected);
+                self.check_expiry(when).await;
+            }
+        }
+    }
+
+    /// Every key expires, and none before it may.
+    async fn check_expiry(&mut self, when: Moment) {
+        for (id, b) in &self.model.buckets {
+            let left: i64 = self.client.pttl(self.stem.bucket(id)).await.unwrap();
+            assert!(left > 0, "{left}");
+            // Redis' own clock runs while ours stands, so a key that was written by an earlier step has less left.
+            let written_now = b.keep_until() - when.now;
+            let most = (bucket::KEEP_MAX + bucket::KEEP_MAX).0 / 1_000;
+            assert!(left <= written_now.0.max(0) / 1_000 + most);
+        }
+    }
+
+    async fn step(&mut self) {
+        match self.rng.random_range(0..20) {
+            0..10 => self.takes().await,
+            10..13 => self.prepares().await,
+            13..17 => self.installs().await,
+            17 | 18 => {
+                let i = self.rng.random_range(0..5_usize);
+                self.reshape(i);
+            }
+            _ => {
+                if self.rng.random_bool(0.3) {
+                    self.model.session += 1;
+                } else {
+                    self.model.generation.full = true;
+                }
+                self.write_meta().await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_scripts_equal_their_twin() {
+    let (_server, client) = Server::start().await;
+    let scripts = Scripts::with_clock("local TIME = tonumber(redis.call('GET', 'now'))");
+    for seed in 0..TRACES {
+        let mut trace = Trace::begin(&client, &scripts, seed).await;
+        println!("seed {seed}");
+        for _ in 0..STEPS {
+            trace.step().await;
+        }
+        assert!(!trace.model.buckets.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn another_session_or_none_is_fenced() {
+    let (_server, client) = Server::start().await;
+    let scripts = Scripts::with_clock("local TIME = tonumber(redis.call('GET', 'now'))");
+    let mut trace = Trace::begin(&client, &scripts, 1).await;
+    let (window, _) = trace.tick().await;
+    let others = Stem::new(&trace.keys, 2, trace.generation);
+    let answer = trace.run(&scripts.prepare, others.prepare(window, &[])).await.unwrap();
+    assert_eq!(wire::prepared(answer, 0).unwrap_err(), Fault::Fenced);
+    let answer = trace.run(&scripts.beat, others.beat(Micros::ZERO, true)).await.unwrap();
+    assert_eq!(wire::beaten(answer).unwrap_err(), Fault::Fenced);
+    let _: () = client.flushall(false).await.unwrap();
+    let answer = trace.run(&scripts.beat, trace.stem.beat(Micros::ZERO, false)).await;
+    assert!(answer.is_err() || wire::beaten(answer.unwrap()).unwrap_err() == Fault::Fenced);
+}
+
+#[tokio::test]
+async fn a_key_is_kept_until_it_is_full() {
+    let (_server, client) = Server::start().await;
+    let scripts = Scripts::with_clock("local TIME = tonumber(redis.call('GET', 'now'))");
+    let mut trace = Trace::begin(&client, &scripts, 3).await;
+    trace.model.generation.full = true;
+    trace.write_meta().await;
+    let _: () = client.set("now", trace.now.to_string(), None, None, false).await.unwrap();
+    let window = (Micros(trace.now), Micros(trace.now));
+    let seconds = |s| Micros::seconds(s).0 / 1_000;
+    for (i, (rate, expected)) in
+        [(10, seconds(10)), (1, seconds(100)), (0, bucket::KEEP_MAX.0 / 1_000)].into_iter().enumerate()
+    {
+        let bucket = BucketId([u8::try_from(i).unwrap(); 16]);
+        let shape = Shape { rate: Rate::per_second(rate), cap: Tokens::whole(100) };
+        let cost = Tokens::whole(100);
+        let mut batch = Batch::default();
+        batch.push(&Take { charges: vec![TakeCharge { bucket, shape, unseen: None, cost, enforce: true }] });
+        let (call, counts) = batch.into_call(&trace.stem, window);
+        let answer = trace.run(&scripts.take, call).await.unwrap();
+        assert!(wire::taken(answer, &counts).unwrap()[0].allowed);
+        let left: i64 = client.pttl(trace.stem.bucket(&bucket)).await.unwrap();
+        let margin = bucket::KEEP_MARGIN.0 / 1_000;
+        assert!(left > expected && left <= expected + margin + 1, "{left} of {expected}");
+        // A lease keeps it at least until no record of it can come a second time.
+        let deadline = Micros(trace.now) + Micros::seconds(50);
+        let (granted, burst) = (Tokens::whole(300), Tokens::whole(300));
+        let install = Install {
+            bucket,
+            shape,
+            unseen: None,
+            seq: 1,
+            push: 0,
+            granted,
+            burst,
+            rate: Rate::ZERO,
+            deadline,
+        };
+        let answer = trace.run(&scripts.install, trace.stem.install(window, &[install])).await.unwrap();
+        assert_eq!(wire::installed(answer, 1).unwrap(), [Tokens::whole(300)]);
+        let left: i64 = client.pttl(trace.stem.bucket(&bucket)).await.unwrap();
+        assert!(left > seconds(50) && left <= seconds(50) + margin + 1, "{left}");
+    }
+}

@@ -1,0 +1,333 @@
+//! What travels to the scripts and back: packed doubles, little endian.
+
+use super::fault::Fault;
+use super::scripts::Call;
+use crate::quota::amount::{Micros, Rate, Tokens};
+use crate::quota::bucket::{EXACT_MAX, Shape, Unseen};
+use crate::quota::policy::BucketId;
+use crate::store::{Install, Prepare, Prepared, Take, Taken, TakenCharge};
+use bytes::{Buf, BufMut, Bytes};
+use fred::types::Key;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// The most requests in one call ...
+pub(super) const TAKES_MAX: usize = 128;
+/// ... and the most charges: so long may Redis be kept from other work.
+pub(super) const CALL_CHARGES_MAX: usize = 512;
+
+/// The names of a region's keys.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    base: String,
+}
+
+impl Keys {
+    pub(super) fn new(cluster: &str, region: &str) -> Self {
+        Self { base: format!("q1:{cluster}:{region}:") }
+    }
+
+    /// Who has this region's buckets.
+    pub(super) fn meta(&self) -> Key {
+        Key::from(format!("{}meta", self.base))
+    }
+}
+
+/// What a call says of the session that it runs under.
+#[derive(Clone, Debug)]
+pub(super) struct Stem {
+    meta: Key,
+    fence: Bytes,
+    prefix: String,
+}
+
+impl Stem {
+    pub(super) fn new(keys: &Keys, session: u64, generation: u64) -> Self {
+        let mut fence = Vec::with_capacity(16);
+        put(&mut fence, exact_u64(session));
+        put(&mut fence, exact_u64(generation));
+        Self { meta: keys.meta(), fence: fence.into(), prefix: format!("{}{generation:x}:{{", keys.base) }
+    }
+
+    /// `q1:<cluster>:<region>:<generation>:{<bucket>}`: one hash tag a bucket; a later generation reads nothing of an earlier.
+    pub(super) fn bucket(&self, id: &BucketId) -> Key {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut key = Vec::with_capacity(self.prefix.len() + 33);
+        key.extend_from_slice(self.prefix.as_bytes());
+        for byte in id.0 {
+            key.push(HEX[usize::from(byte >> 4)]);
+            key.push(HEX[usize::from(byte & 15)]);
+        }
+        key.push(b'}');
+        Key::from(Bytes::from(key))
+    }
+
+    /// A call of `beat.lua`; a `life` of zero only looks.
+    pub(super) fn beat(&self, life: Micros, full: bool) -> Call {
+        let flag = Bytes::from_static(if full { b"1" } else { b"0" });
+        Call { keys: vec![self.meta.clone()], args: vec![self.fence.clone(), doubles(&[life.0]), flag] }
+    }
+
+    fn call(&self, window: (Micros, Micros), keys: Vec<Key>, shapes: Vec<u8>, rest: Vec<u8>) -> Call {
+        let args = vec![
+            self.fence.clone(),
+            doubles(&[window.0.0, window.1.0]),
+            Bytes::from(shapes),
+            Bytes::from(rest),
+        ];
+        Call { keys, args }
+    }
+
+    pub(super) fn prepare(&self, window: (Micros, Micros), asks: &[Prepare]) -> Call {
+        let (mut keys, mut shapes, mut rest) = (vec![self.meta.clone()], Vec::new(), Vec::new());
+        for ask in asks {
+            keys.push(self.bucket(&ask.bucket));
+            put_shape(&mut shapes, ask.shape, ask.unseen);
+            put(&mut rest, exact_u64(ask.seq));
+            put(&mut rest, exact(ask.hold_burst.0));
+            put(&mut rest, exact(ask.hold_rate.0));
+        }
+        self.call(window, keys, shapes, rest)
+    }
+
+    pub(super) fn install(&self, window: (Micros, Micros), records: &[Install]) -> Call {
+        let (mut keys, mut shapes, mut rest) = (vec![self.meta.clone()], Vec::new(), Vec::new());
+        for record in records {
+            keys.push(self.bucket(&record.bucket));
+            put_shape(&mut shapes, record.shape, record.unseen);
+            for number in [exact_u64(record.seq), i64::from(record.push)] {
+                put(&mut rest, number);
+            }
+            for amount in [record.granted.0, record.burst.0, record.rate.0, record.deadline.0] {
+                put(&mut rest, exact(amount));
+            }
+        }
+        self.call(window, keys, shapes, rest)
+    }
+}
+
+/// Requests that travel in one call.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    buckets: HashMap<BucketId, (u16, Shape, Option<Unseen>)>,
+    order: Vec<BucketId>,
+    shapes: Vec<u8>,
+    requests: Vec<u8>,
+    counts: Vec<u8>,
+    charges: usize,
+}
+
+impl Batch {
+    /// Adds a request, unless there is no room for it, or it comes under another policy than one before it.
+    pub(super) fn push(&mut self, take: &Take) -> bool {
+        let Ok(count) = u8::try_from(take.charges.len()) else { return false };
+        if self.counts.len() >= TAKES_MAX || self.charges + take.charges.len() > CALL_CHARGES_MAX {
+            return false;
+        }
+        let differs = |c: &crate::store::TakeCharge| {
+            self.buckets
+                .get(&c.bucket)
+                .is_some_and(|(_, shape, unseen)| (*shape, *unseen) != (c.shape, c.unseen))
+        };
+        if take.charges.iter().any(differs) {
+            return false;
+        }
+        self.requests.push(count);
+        for charge in &take.charges {
+            let next = u16::try_from(self.order.len() + 1).unwrap_or(u16::MAX);
+            let number = match self.buckets.entry(charge.bucket) {
+                Entry::Occupied(known) => known.get().0,
+                Entry::Vacant(new) => {
+                    new.insert((next, charge.shape, charge.unseen));
+                    self.order.push(charge.bucket);
+                    put_shape(&mut self.shapes, charge.shape, charge.unseen);
+                    next
+                }
+            };
+            self.requests.put_u16_le(number);
+            self.requests.push(u8::from(charge.enforce));
+            // A cost of 2^53 is still exact, and more than any bucket holds.
+            put(&mut self.requests, charge.cost.0.clamp(-EXACT_MAX, EXACT_MAX + 1));
+        }
+        self.charges += take.charges.len();
+        self.counts.push(count);
+        true
+    }
+
+    /// How many requests are in it.
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// The call, and what to expect of its answer.
+    pub(super) fn into_call(self, stem: &Stem, window: (Micros, Micros)) -> (Call, Vec<u8>) {
+        let mut keys = Vec::with_capacity(self.order.len() + 1);
+        keys.push(stem.meta.clone());
+        keys.extend(self.order.iter().map(|id| stem.bucket(id)));
+        (stem.call(window, keys, self.shapes, self.requests), self.counts)
+    }
+}
+
+/// What a take batch was answered, in the order of its requests.
+pub(super) fn taken(answer: Bytes, counts: &[u8]) -> Result<Vec<Taken>, Fault> {
+    let mut body = Body::open(answer)?;
+    let now = Micros(body.number()?);
+    counts
+        .iter()
+        .map(|count| {
+            let allowed = body.flag()?;
+            let charges = (0..*count)
+                .map(|_| {
+                    Ok(TakenCharge {
+                        fits: body.flag()?,
+                        level: Tokens(body.number()?),
+                        rate: Rate(body.number()?),
+                        cap: Tokens(body.number()?),
+                    })
+                })
+                .collect::<Result<_, Fault>>()?;
+            Ok(Taken { allowed, now, charges })
+        })
+        .collect()
+}
+
+/// What `prepare.lua` answered to so many asks.
+pub(super) fn prepared(answer: Bytes, count: usize) -> Result<(Micros, Vec<Prepared>), Fault> {
+    let mut body = Body::open(answer)?;
+    let now = Micros(body.number()?);
+    let one = |_| {
+        Ok(Prepared {
+            leased: body.flag()?,
+            level: Tokens(body.number()?),
+            returned: Tokens(body.number()?),
+            burst: Tokens(body.number()?),
+            rate: Rate(body.number()?),
+        })
+    };
+    Ok((now, (0..count).map(one).collect::<Result<_, Fault>>()?))
+}
+
+/// What `install.lua` answered to so many records.
+pub(super) fn installed(answer: Bytes, count: usize) -> Result<Vec<Tokens>, Fault> {
+    let mut body = Body::open(answer)?;
+    body.number()?;
+    (0..count).map(|_| body.number().map(Tokens)).collect()
+}
+
+/// What `beat.lua` answered: its time, and whether buckets that were never seen are full.
+pub(super) fn beaten(answer: Bytes) -> Result<(Micros, bool), Fault> {
+    let mut body = Body::open(answer)?;
+    Ok((Micros(body.number()?), body.flag()?))
+}
+
+/// An answer of `attach.lua`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AttachAnswer {
+    /// `A`, `R`, `L` or `H`.
+    pub(super) kind: u8,
+    pub(super) time: Micros,
+    pub(super) session: u64,
+    pub(super) generation: u64,
+    pub(super) start: Micros,
+    pub(super) full: bool,
+}
+
+/// What this daemon says when it attaches.
+#[derive(Clone, Debug)]
+pub(super) struct AttachCall<'a> {
+    pub(super) mine: u64,
+    pub(super) new_session: u64,
+    pub(super) new_generation: u64,
+    pub(super) run_id: &'a str,
+    pub(super) replication: &'a str,
+    pub(super) replication_may_change: bool,
+    pub(super) lost: bool,
+    pub(super) yields: bool,
+    pub(super) recent: Micros,
+    pub(super) life: Micros,
+}
+
+impl AttachCall<'_> {
+    pub(super) fn call(&self, keys: &Keys) -> Call {
+        let flag = |on| Bytes::from_static(if on { b"1" } else { b"0" });
+        let args = vec![
+            doubles(&[exact_u64(self.mine), exact_u64(self.new_session), exact_u64(self.new_generation)]),
+            Bytes::copy_from_slice(self.run_id.as_bytes()),
+            Bytes::copy_from_slice(self.replication.as_bytes()),
+            flag(self.replication_may_change),
+            flag(self.lost),
+            flag(self.yields),
+            doubles(&[self.recent.0, self.life.0]),
+        ];
+        Call { keys: vec![keys.meta()], args }
+    }
+}
+
+/// Reads an answer of `attach.lua`.
+pub(super) fn attached(answer: Bytes) -> Result<AttachAnswer, Fault> {
+    let kind = answer.first().copied().unwrap_or(0);
+    let mut body = Body(answer.slice(answer.len().min(1)..));
+    let time = Micros(body.number()?);
+    let session = u64::try_from(body.number()?).unwrap_or(0);
+    let generation = u64::try_from(body.number()?).unwrap_or(0);
+    let (start, full) = (Micros(body.number()?), body.flag()?);
+    Ok(AttachAnswer { kind, time, session, generation, start, full })
+}
+
+/// The body of an answer, read from its beginning.
+struct Body(Bytes);
+
+impl Body {
+    fn open(mut answer: Bytes) -> Result<Self, Fault> {
+        match answer.try_get_u8() {
+            Ok(b'K') => Ok(Self(answer)),
+            Ok(b'F') => Err(Fault::Fenced),
+            Ok(b'C') => Err(Fault::Clock),
+            _ => Err(nonsense()),
+        }
+    }
+
+    fn flag(&mut self) -> Result<bool, Fault> {
+        self.0.try_get_u8().map(|b| b == 1).map_err(|_| nonsense())
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn number(&mut self) -> Result<i64, Fault> {
+        // Saturates, and NaN is 0; the scripts send integers below 2^53 only.
+        self.0.try_get_f64_le().map(|x| x as i64).map_err(|_| nonsense())
+    }
+}
+
+fn nonsense() -> Fault {
+    Fault::Unknown("an answer is cut short or not one of its scripts'".to_owned())
+}
+
+fn put_shape(to: &mut Vec<u8>, shape: Shape, unseen: Option<Unseen>) {
+    let shape = shape.exact();
+    put(to, shape.rate.0);
+    put(to, shape.cap.0);
+    put(to, unseen.map_or(-1, |u| exact(u.level.0)));
+    put(to, unseen.map_or(0, |u| exact(u.at.0)));
+}
+
+/// `number` is at most 2^53 in size.
+#[allow(clippy::cast_precision_loss)]
+fn put(to: &mut Vec<u8>, number: i64) {
+    to.put_f64_le(number as f64);
+}
+
+fn doubles(numbers: &[i64]) -> Bytes {
+    let mut to = Vec::with_capacity(8 * numbers.len());
+    for number in numbers {
+        put(&mut to, (*number).clamp(-EXACT_MAX, EXACT_MAX));
+    }
+    to.into()
+}
+
+fn exact(x: i64) -> i64 {
+    x.clamp(0, EXACT_MAX)
+}
+
+fn exact_u64(x: u64) -> i64 {
+    i64::try_from(x).unwrap_or(EXACT_MAX).min(EXACT_MAX)
+}

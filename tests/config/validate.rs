@@ -1,0 +1,160 @@
+//! `quorate validate`: what it prints, where, and how it ends.
+
+use quorate::cli::validate::{Args, Outcome, check};
+use std::path::PathBuf;
+
+fn validate(files: &[PathBuf], regions: &[&str], json: bool) -> (Outcome, String, String) {
+    let args =
+        Args { files: files.to_vec(), regions: regions.iter().map(ToString::to_string).collect(), json };
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let outcome = check(&args, &mut out, &mut err).unwrap();
+    (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+}
+
+fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn with(text: &str) -> (Self, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("policies.yaml");
+        std::fs::write(&file, text).unwrap();
+        (Self(folder), file)
+    }
+
+    fn path(&self) -> &std::path::Path {
+        self.0.path()
+    }
+}
+
+#[test]
+fn the_examples_are_valid_and_say_what_they_guarantee() {
+    let files = [repository("config/region.yaml"), repository("config/policies.yaml")];
+    let (outcome, out, err) = validate(&files, &[], false);
+    assert_eq!((outcome, err.as_str()), (Outcome::Valid, ""));
+    assert!(
+        out.contains("region.yaml: region `us-east` of cluster `prod` (ap-south, eu-west, us-east): valid\n"),
+        "{out}"
+    );
+    assert!(out.contains("policies.yaml: 6 policies: valid\n"), "{out}");
+    let first: String =
+        out.split("\n\n").find(|block| block.starts_with("tenant-requests")).unwrap().to_owned();
+    let expected = "\
+tenant-requests (strict): 10/s, burst 100
+  in any window of T seconds all regions together admit at most 100 + 10·T (burst + rate·T)
+  in a partition each region keeps, less 1% for clocks:
+    ap-south: 0.066/s, burst 1.667
+    eu-west: 0.066/s, burst 1.667
+    us-east: 0.066/s, burst 1.667
+    and what is left of its lease, for at most 10 s
+  the pool lends the rest: 9.8/s, burst 95; one region alone can have 9.768/s
+  demand that moves between regions is carried up to 9.9/s (tokens take 450 ms to move: a round trip and the gap between asks)";
+    assert_eq!(first, expected);
+    assert!(out.contains("health-checks (unlimited): matches and never denies"), "{out}");
+    assert!(out.contains("admit at most 1000 + 100 + 500·T (burst + overshoot + rate·T)"), "{out}");
+}
+
+#[test]
+fn faults_go_to_stderr_and_end_in_1() {
+    let wrong = repository("tests/config/wrong/policies-unlimied.yaml");
+    let (outcome, out, err) = validate(&[wrong.clone(), repository("config/policies.yaml")], &[], false);
+    assert_eq!(outcome, Outcome::Invalid);
+    assert_eq!(err, format!("{}:5:5: unknown key `unlimied`; did you mean `unlimited`?\n", wrong.display()));
+    assert!(out.contains("6 policies: valid"), "the other file is checked all the same: {out}");
+}
+
+#[test]
+fn what_cannot_be_read_ends_in_2() {
+    let (outcome, _, err) = validate(&[PathBuf::from("no/such.yaml")], &[], false);
+    assert_eq!(outcome, Outcome::Unreadable);
+    assert!(err.starts_with("no/such.yaml: cannot read it"), "{err}");
+    let (outcome, _, err) = validate(&[repository("config/policies.yaml")], &["US"], false);
+    assert_eq!(outcome, Outcome::Unreadable);
+    assert!(err.starts_with("--regions: "), "{err}");
+}
+
+#[test]
+fn a_file_is_known_by_its_keys() {
+    for (text, says) in [
+        ("policies: []\n", None),
+        ("policies:\n", Some("`policies` is empty; write a list")),
+        ("policies: policies.yaml\nregion: a\n", Some("`cluster` is missing")),
+        ("store: {}\n", Some("`region` is missing")),
+        ("foo: 1\n", Some("neither a region file")),
+        ("", Some("neither a region file")),
+        ("- 1\n", Some("neither a region file")),
+    ] {
+        let (_folder, file) = Folder::with(text);
+        let (outcome, _, err) = validate(&[file], &[], false);
+        match says {
+            None => assert_eq!((outcome, err.as_str()), (Outcome::Valid, ""), "{text:?}"),
+            Some(says) => assert!(outcome == Outcome::Invalid && err.contains(says), "{text:?}: {err}"),
+        }
+    }
+}
+
+#[test]
+fn weights_are_checked_against_the_region_file() {
+    let (folder, file) = Folder::with(
+        "policies: [{ name: a, domain: d, match: [{ key: k }], limit: { rate: 1/s }, mode: split, weights: { eu-wets: 1 } }]\n",
+    );
+    let (outcome, out, _) = validate(&[file.clone()], &[], false);
+    assert_eq!(outcome, Outcome::Valid);
+    assert!(out.contains("eu-wets: 0.99/s, burst 1"), "{out}");
+    let (outcome, _, err) = validate(&[file.clone()], &["us-east", "eu-west"], false);
+    assert_eq!(outcome, Outcome::Invalid);
+    assert!(err.contains(
+        "`weights` names `eu-wets`, which is not a region of the cluster; did you mean `eu-west`?"
+    ));
+    let region = folder.path().join("region.yaml");
+    std::fs::write(
+        &region,
+        "region: eu-west\ncluster: { name: c, regions: { eu-west: 'http://127.0.0.1:1', us: 'http://127.0.0.1:2' } }\n",
+    )
+    .unwrap();
+    let (outcome, _, err) = validate(&[file, region], &[], false);
+    assert_eq!(outcome, Outcome::Invalid);
+    assert!(err.contains("did you mean `eu-west`?"), "{err}");
+}
+
+#[test]
+fn what_is_less_than_it_seems_is_said() {
+    let (_folder, file) = Folder::with(
+        "policies:\n\
+         - { name: slow, domain: d, match: [{ key: a }], limit: { rate: 1/d }, mode: split }\n\
+         - { name: tight, domain: d, match: [{ key: b }], limit: { rate: 100/s, burst: 20 }, mode: strict }\n\
+         - name: open\n  domain: d\n  match: [{ key: c }]\n  limit: { rate: 100/s }\n  mode: approximate\n  \
+           max_overshoot: 10%\n  on_store_failure: allow\n  shadow: true\n",
+    );
+    let (outcome, out, _) = validate(&[file], &["a", "b"], false);
+    assert_eq!(outcome, Outcome::Valid);
+    assert!(out.contains("0.000011/s of it, 4.96% less than written"), "{out}");
+    assert!(out.contains("carried up to 44/s") && out.contains("a burst of 45 or more"), "{out}");
+    assert!(out.contains("its requests pass uncounted: the bound does not hold then"), "{out}");
+    assert!(out.contains("and 5 above the limit") && out.contains("shadow:"), "{out}");
+    assert_eq!(out.matches("or more, a larger reserve").count(), 1, "{out}");
+}
+
+#[test]
+fn machines_get_json() {
+    let wrong = repository("tests/config/wrong/policies-unlimied.yaml");
+    let missing = PathBuf::from("no/such.yaml");
+    let files = [repository("config/policies.yaml"), repository("config/region.yaml"), wrong, missing];
+    let (outcome, out, err) = validate(&files, &[], true);
+    assert_eq!((outcome, err.as_str()), (Outcome::Unreadable, ""));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["valid"], false);
+    let policy = &json["files"][0]["policies"][0];
+    assert_eq!(policy["name"], "tenant-requests");
+    assert_eq!(policy["bound"]["burst_micro"], 100_000_000);
+    assert_eq!(policy["in_a_partition"][0]["region"], "ap-south");
+    assert_eq!(policy["pool"]["rate_micro_per_s"], 9_800_002);
+    assert_eq!(json["files"][1]["region"], "us-east");
+    let fault = &json["files"][2]["faults"][0];
+    assert_eq!((&fault["line"], &fault["column"]), (&5.into(), &5.into()));
+    assert_eq!(fault["mend"], "did you mean `unlimited`?");
+    assert!(json["files"][3]["unreadable"].is_string());
+}

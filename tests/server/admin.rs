@@ -1,0 +1,216 @@
+//! The admin listener.
+
+use crate::{Answer, client};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use quorate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange};
+use quorate::server::listen;
+use quorate::server::state::{AppliedPolicies, BucketView, NotReady, State};
+use quorate::telemetry::Metrics;
+use reqwest::{Method, RequestBuilder};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
+
+/// A daemon's policies, and nothing else of it.
+struct Source {
+    metrics: Metrics,
+    reasons: Mutex<Vec<String>>,
+    policies: Mutex<(u64, String)>,
+}
+
+impl AdminSource for Source {
+    fn not_ready(&self) -> Vec<String> {
+        self.reasons.lock().unwrap().clone()
+    }
+
+    fn metrics(&self) -> Result<String, std::fmt::Error> {
+        self.metrics.encode()
+    }
+
+    fn state(&self) -> BoxFuture<'_, State> {
+        async { State { region: "us-east".into(), ..State::default() } }.boxed()
+    }
+
+    fn policies(&self) -> (u64, String) {
+        self.policies.lock().unwrap().clone()
+    }
+
+    fn apply(&self, change: PolicyChange) -> BoxFuture<'_, Result<AppliedPolicies, ApplyError>> {
+        async move {
+            let mut policies = self.policies.lock().unwrap();
+            if !change.yaml.starts_with("policies:") {
+                return Err(ApplyError::Invalid(vec!["policies.yaml:1:1: unknown key".into()]));
+            }
+            if change.expected.is_some_and(|v| v != policies.0) {
+                return Err(ApplyError::Conflict(policies.0));
+            }
+            let version = policies.0 + 1;
+            if !change.dry_run {
+                *policies = (version, change.yaml);
+            }
+            Ok(AppliedPolicies { version, dry_run: change.dry_run })
+        }
+        .boxed()
+    }
+
+    fn bucket<'a>(
+        &'a self,
+        policy: &'a str,
+        values: Vec<(String, String)>,
+    ) -> BoxFuture<'a, Result<BucketView, BucketError>> {
+        async move {
+            match (policy, &values[..]) {
+                ("tenants", [(key, value)]) if key == "tenant" => {
+                    Ok(BucketView { policy: policy.into(), bucket: value.clone(), ..BucketView::default() })
+                }
+                ("tenants", _) => Err(BucketError::NoMatch("send ?tenant=...".into())),
+                _ => Err(BucketError::NoPolicy(policy.into())),
+            }
+        }
+        .boxed()
+    }
+}
+
+struct Admin {
+    source: Arc<Source>,
+    address: SocketAddr,
+    client: reqwest::Client,
+    stop: watch::Sender<bool>,
+    served: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Admin {
+    fn new(token: Option<&str>) -> Self {
+        let source = Arc::new(Source {
+            metrics: Metrics::new("us-east"),
+            reasons: Mutex::default(),
+            policies: Mutex::new((1, "policies: []\n".into())),
+        });
+        let listener = listen::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopping) = watch::channel(false);
+        let shared: Arc<dyn AdminSource> = Arc::clone(&source) as _;
+        let routes = admin::router(shared, Access { token: token.map(Into::into) });
+        let served = tokio::spawn(admin::serve(listener, routes, stopping));
+        Self { source, address, client: client(), stop, served }
+    }
+
+    fn to(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("http://{}{path}", self.address))
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.send(self.to(Method::GET, path)).await
+    }
+
+    async fn put(&self, query: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
+        let request = self.to(Method::PUT, &format!("/v1/policies{query}")).body(body.to_owned());
+        self.send(headers.iter().fold(request, |r, (name, value)| r.header(*name, *value))).await
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Answer {
+        Answer::of(request.send().await.unwrap()).await
+    }
+}
+
+#[tokio::test]
+async fn health_readiness_and_the_rest() {
+    let admin = Admin::new(None);
+    assert_eq!(admin.get("/healthz").await.status, 200);
+    assert_eq!(admin.get("/readyz").await.status, 200);
+    admin.source.reasons.lock().unwrap().push("store: not attached".into());
+    let not_ready = admin.get("/readyz").await;
+    assert_eq!(not_ready.status, 503);
+    let parsed: NotReady = serde_json::from_value(not_ready.body).unwrap();
+    assert_eq!(parsed, NotReady { ready: false, reasons: vec!["store: not attached".into()] });
+    assert_eq!(admin.get("/healthz").await.status, 200, "not ready, but alive");
+
+    let metrics = admin.to(Method::GET, "/metrics").send().await.unwrap();
+    let kind = metrics.headers()["content-type"].to_str().unwrap().to_owned();
+    assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(metrics.text().await.unwrap().ends_with("# EOF\n"));
+
+    let state: State = serde_json::from_value(admin.get("/v1/state").await.body).unwrap();
+    assert_eq!(state.region, "us-east");
+    let sparse: State = serde_json::from_value(json!({"region": "r", "from_the_future": 1})).unwrap();
+    assert_eq!(sparse, State { region: "r".into(), ..State::default() });
+
+    assert_eq!(admin.get("/v1/buckets/tenants?tenant=42").await.body["bucket"], json!("42"));
+    assert_eq!(admin.get("/v1/buckets/tenants").await.status, 400);
+    assert_eq!(admin.get("/v1/buckets/nobody?tenant=42").await.status, 404);
+    let nowhere = admin.get("/v1/nowhere").await;
+    assert_eq!((nowhere.status, nowhere.header("content-type")), (404, Some("application/problem+json")));
+    let delete = admin.send(admin.to(Method::DELETE, "/v1/policies")).await;
+    assert_eq!((delete.status, delete.header("content-type")), (405, Some("application/problem+json")));
+
+    admin.stop.send_replace(true);
+    admin.served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn policies_are_changed_with_care() {
+    let admin = Admin::new(None);
+    let shown = admin.to(Method::GET, "/v1/policies").send().await.unwrap();
+    assert_eq!(shown.headers()["etag"], "\"1\"");
+    assert_eq!(shown.text().await.unwrap(), "policies: []\n");
+
+    let yaml = "policies: [] # new";
+    let dry = admin.put("?dry_run=1", yaml, &[]).await;
+    assert_eq!((dry.status, dry.body), (200, json!({"version": 2, "dry_run": true})));
+    let misspelt = admin.put("?dryrun=1", yaml, &[]).await;
+    assert_eq!(misspelt.status, 400, "it must not be done in earnest");
+    assert_eq!(admin.put("?dry_run=yes", yaml, &[]).await.status, 400);
+    assert_eq!(admin.source.policies().0, 1);
+
+    let conflict = admin.put("", yaml, &[("if-match", "\"7\"")]).await;
+    assert_eq!(conflict.status, 412);
+    assert_eq!(admin.put("", yaml, &[("if-match", "new")]).await.status, 400);
+    let done = admin.put("", yaml, &[("if-match", "\"1\"")]).await;
+    assert_eq!((done.status, done.header("etag")), (200, Some("\"2\"")));
+    assert_eq!(admin.put("", yaml, &[("if-match", "*")]).await.status, 200);
+    assert_eq!(admin.source.policies(), (3, yaml.to_owned()));
+
+    let bad = admin.put("", "unlimied: true", &[]).await;
+    assert_eq!(bad.status, 400);
+    assert_eq!(bad.body["errors"], json!([{"detail": "policies.yaml:1:1: unknown key"}]));
+    let large = admin.put("", &"x".repeat(admin::POLICIES_MAX + 1), &[]).await;
+    assert_eq!(large.status, 413);
+    assert_eq!(admin.source.policies().0, 3);
+}
+
+#[tokio::test]
+async fn changes_need_the_token() {
+    let admin = Admin::new(Some("s3cret"));
+    let yaml = "policies: []";
+    for headers in [
+        &[][..],
+        &[("authorization", "Bearer wrong!")],
+        &[("authorization", "Bearer s3cre")],
+        &[("authorization", "Bearer s3crets")],
+        &[("authorization", "Bearer ")],
+        &[("authorization", "s3cret")],
+        &[("authorization", "Basic s3cret")],
+    ] {
+        let answer = admin.put("", yaml, headers).await;
+        assert_eq!((answer.status, answer.header("content-type")), (401, Some("application/problem+json")));
+    }
+    assert_eq!(admin.put("", yaml, &[("authorization", "bearer s3cret")]).await.status, 200);
+    assert_eq!(admin.get("/v1/policies").await.status, 200, "reading needs none");
+    assert_eq!(format!("{:?}", Access { token: Some("s3cret".into()) }), "Access { token: Some(\"...\") }");
+}
+
+/// A page in a browser can send its own requests here, but under its own name.
+#[tokio::test]
+async fn without_a_token_only_this_machine_changes_things() {
+    let admin = Admin::new(None);
+    let yaml = "policies: []";
+    for host in ["evil.example", "evil.example:8083", "10.0.0.1", "localhost.evil.example", "127.0.0.1@evil"]
+    {
+        assert_eq!(admin.put("", yaml, &[("host", host)]).await.status, 403, "{host}");
+    }
+    for host in ["localhost", "localhost:8083", "127.0.0.1:8083", "[::1]:8083"] {
+        assert_eq!(admin.put("", yaml, &[("host", host)]).await.status, 200, "{host}");
+    }
+}
