@@ -30,6 +30,7 @@ async fn suite(store: &AnyStore) {
     refills_with_time(store).await;
     a_policy_may_change(store).await;
     leases_come_and_go(store).await;
+    a_record_that_is_late_has_no_effect(store).await;
     unseen_is_as_it_is_said(store).await;
     limits_are_kept(store).await;
 }
@@ -114,6 +115,7 @@ fn prepare(b: TestBucket, burst: i64, rate: i64) -> Prepare {
         bucket: b.id,
         shape: b.shape,
         unseen: b.unseen,
+        seq: 0,
         hold_burst: Tokens::whole(burst),
         hold_rate: Rate::per_second(rate),
     }
@@ -162,6 +164,22 @@ async fn leases_come_and_go(store: &AnyStore) {
     assert!(!prepared[0].leased);
     assert!(store.prepare(Vec::new()).await.unwrap().1.is_empty());
     assert!(store.install(Vec::new()).await.unwrap().is_empty());
+}
+
+async fn a_record_that_is_late_has_no_effect(store: &AnyStore) {
+    let b = bucket(13, 0, 10);
+    let ask = |seq| Prepare { seq, ..prepare(b, 99, 0) };
+    let (now, _) = store.prepare(vec![ask(1)]).await.unwrap();
+    let long = now + Micros::seconds(60);
+    let level = async |record| store.install(vec![record]).await.unwrap()[0].floor();
+    assert_eq!(spend(store, b, 10).await, Ok((true, 0)));
+    store.prepare(vec![ask(2)]).await.unwrap();
+    assert_eq!(level(install(b, (1, 0), 20, 30, long)).await, 0, "its successor is being asked for");
+    assert_eq!(level(install(b, (1, 7), 20, 30, long)).await, 0, "nor does a later push of it count");
+    assert_eq!(level(install(b, (2, 0), 5, 30, long)).await, 5);
+    store.prepare(vec![ask(3)]).await.unwrap();
+    assert_eq!(level(install(b, (2, 1), 9, 30, long)).await, 5);
+    assert_eq!(level(install(b, (3, 0), 2, 30, long)).await, 7);
 }
 
 async fn unseen_is_as_it_is_said(store: &AnyStore) {
