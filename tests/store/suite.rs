@@ -167,7 +167,7 @@ async fn leases_come_and_go(store: &AnyStore) {
 }
 
 async fn a_record_that_is_late_has_no_effect(store: &AnyStore) {
-    let b = bucket(14, 0, 10);
+    let b = bucket(40, 0, 10);
     let ask = |seq| Prepare { seq, ..prepare(b, 99, 0) };
     let (now, _) = store.prepare(vec![ask(1)]).await.unwrap();
     let long = now + Micros::seconds(60);
