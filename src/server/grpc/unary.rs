@@ -1,7 +1,8 @@
 //! One unary gRPC call over HTTP/2, by hand ("gRPC over HTTP/2" in the gRPC project's documents).
 //!
-//! tonic serves the other services; on this one, which is called for every request of every caller, its streams and
-//! buffers cost more than the decision (see `benches/floor.rs`).
+//! tonic serves the other services. On this one, which is called for every request of every caller, its streams and
+//! buffers cost a sixth of the CPU time of a call: 11.8 µs with them, 10.0 µs without, measured with `benches/floor.rs`
+//! (two cores, 8 connections with 16 calls in flight each).
 
 use bytes::{Buf as _, Bytes};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
