@@ -350,7 +350,13 @@ fn solo_five(i: usize, _: i64) -> i64 {
 #[test]
 fn a_busy_limit_is_used_whatever_the_skew() {
     let limit = || strict(1_000, Unit::Second, 2_000);
-    let cases: [(&str, Net, Load); 6] = [
+    let approximate = || {
+        let mode = Mode::Approximate { max_overshoot: Share::percent(10) };
+        Policy { mode, ..limit() }
+    };
+    let cases: [(&str, Net, Load); 8] = [
+        ("three, approximate, 90/10", Net::three(approximate()), skewed),
+        ("five, approximate, one", Net::five(approximate()), solo_five),
         ("three, uniform", Net::three(limit()), uniform),
         ("three, 90/10", Net::three(limit()), skewed),
         ("three, one", Net::three(limit()), solo),
