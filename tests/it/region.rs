@@ -4,6 +4,7 @@ use crate::support::client::{Grpc, descriptor, rls_request};
 use crate::support::daemon::{Daemon, Settings, quorate};
 use crate::support::meter::{Admitted, Bound};
 use crate::support::redis::Redis;
+use crate::support::{eventually, hold};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use std::time::{Duration, Instant};
@@ -75,7 +76,8 @@ async fn http_allows_up_to_the_limit_and_says_so_in_every_header() {
         let field = answer.must_have("ratelimit");
         let seconds = field.strip_prefix(&format!("\"tenant-requests\";r={remaining};t="));
         let seconds: u64 = seconds.unwrap_or_else(|| panic!("{field}")).parse().expect("whole seconds");
-        assert!(seconds <= 201, "a full bucket takes 200 s: {seconds}");
+        // Rates are enforced 1% lower, for clocks that run slow.
+        assert!(seconds <= 203, "a full bucket takes 202 s: {seconds}");
         assert_eq!(answer.must_have("x-ratelimit-limit"), "6");
         assert_eq!(answer.must_have("x-ratelimit-remaining"), remaining.to_string());
         assert_eq!(answer.must_have("x-ratelimit-reset"), seconds.to_string());
@@ -126,13 +128,26 @@ async fn grpc_and_http_spend_the_same_bucket() {
 }
 
 #[tokio::test]
-async fn grpc_health_serves() {
-    let (_redis, daemon) = slow_region().await;
+async fn grpc_health_follows_readiness() {
+    let (mut redis, daemon) = slow_region().await;
     let channel = tonic::transport::Channel::from_shared(daemon.grpc_url()).expect("a URL").connect().await;
-    let mut health = HealthClient::new(channel.expect("gRPC connects"));
-    let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
-    let answer = health.check(request).await.expect("an answer").into_inner();
-    assert_eq!(answer.status(), ServingStatus::Serving);
+    let channel = channel.expect("gRPC connects");
+    let is = |status: ServingStatus| {
+        let channel = channel.clone();
+        move || {
+            let mut health = HealthClient::new(channel.clone());
+            async move {
+                let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
+                let answer = health.check(request).await.map_err(|e| e.to_string())?.into_inner();
+                hold(answer.status() == status, || format!("{:?}", answer.status()))
+            }
+        }
+    };
+    eventually("it serves", Duration::from_secs(3), is(ServingStatus::Serving)).await;
+    redis.kill();
+    eventually("it does not serve", Duration::from_secs(5), is(ServingStatus::NotServing)).await;
+    redis.up().await;
+    eventually("it serves again", Duration::from_secs(15), is(ServingStatus::Serving)).await;
 }
 
 #[tokio::test]

@@ -14,9 +14,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("telemetry", &["quota", "config"]),
     ("store", &["quota", "telemetry"]),
     ("raft", &["quota", "telemetry"]),
-    ("limiter", &["store", "quota", "telemetry"]),
+    // `server` asks through a trait of its own, which `limiter` implements: the dependency points inwards.
+    ("limiter", &["store", "quota", "telemetry", "server"]),
     ("reconcile", &["store", "raft", "quota", "limiter", "telemetry"]),
-    ("server", &["limiter", "quota", "config", "telemetry"]),
+    ("server", &["quota", "config", "telemetry"]),
     ("wan", &[]),
 ];
 
@@ -63,7 +64,8 @@ fn the_pure_core_is_pure() {
         let paths = paths_begun(&source.code);
         let named = foreign.iter().filter(|name| paths.contains(*name)).cloned();
         let impure = [
-            "std::time",
+            "Instant",
+            "SystemTime",
             "std::fs",
             "std::net",
             "std::env",

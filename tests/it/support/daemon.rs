@@ -61,12 +61,13 @@ impl Settings {
 /// A daemon, its folder (which outlives restarts) and its addresses (which stay the same).
 pub struct Daemon {
     settings: Settings,
-    folder: TempDir,
     http: SocketAddr,
     grpc: SocketAddr,
     admin: SocketAddr,
     clock: Option<WrongClock>,
     process: Option<Process>,
+    /// Dropped last: the process' log is in it.
+    folder: TempDir,
 }
 
 impl Daemon {

@@ -14,9 +14,10 @@ const START_WITHIN: Duration = Duration::from_secs(10);
 /// A Redis. Its folder outlives restarts; it keeps no data over one unless it is told to [`Redis::save`].
 pub struct Redis {
     address: SocketAddr,
-    folder: TempDir,
     process: Option<Process>,
     clock: Option<WrongClock>,
+    /// Dropped last: the process' log is in it.
+    folder: TempDir,
 }
 
 impl Redis {
