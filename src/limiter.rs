@@ -108,7 +108,6 @@ impl<S: Store> Decide for Limiter<S> {
             held.policy.metrics.count(verdict);
         }
         let verdict = Verdict::new(limits, descriptors, active.unmatched_allowed);
-        self.core.metrics.decision.observe(begun.elapsed());
         Ok(verdict)
     }
 }

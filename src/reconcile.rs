@@ -334,11 +334,11 @@ impl Reconcile {
     /// Looks at the buckets that are due, and proposes what they ask.
     async fn round(&mut self) {
         let now = clock::now();
-        if now < self.last_round + ROUND_GAP {
-            return;
-        }
         for tally in self.core.table.take_poked() {
             self.book.meet(tally, now);
+        }
+        if now < self.last_round + ROUND_GAP {
+            return;
         }
         let due = self.book.take_due(now, ROUND_MAX);
         if due.is_empty() {

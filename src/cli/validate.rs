@@ -166,15 +166,20 @@ struct Setting {
 
 impl Setting {
     fn of(named: &[String], sources: &[Source<'_>]) -> Self {
-        let roots = sources.iter().filter_map(|source| source.read.as_ref().ok().map(|(_, root)| root));
-        let region_file = roots.clone().find(|root| matches!(kind_of(root), Kind::Region));
+        let region_file = sources.iter().find_map(|source| {
+            let (text, root) = source.read.as_ref().ok()?;
+            matches!(kind_of(root), Kind::Region).then_some((source.file, text, root))
+        });
         let known = if named.is_empty() {
-            region_file.map(region::region_names).filter(|names| !names.is_empty())
+            region_file.map(|(_, _, root)| region::region_names(root)).filter(|names| !names.is_empty())
         } else {
             Some(named.iter().map(|name| Arc::from(name.as_str())).collect())
         };
+        let config =
+            region_file.and_then(|(file, text, _)| region::parse(file, text, &env::of_process()).ok());
+        let rtt = config.map_or(RTT_ASSUMED, |config| Micros::from_duration(config.cluster.rtt_max));
         let made_up = || (1..=3).map(|n| format!("region-{n}").into()).collect();
-        Self { regions: known.clone().unwrap_or_else(made_up), known, rtt: RTT_ASSUMED }
+        Self { regions: known.clone().unwrap_or_else(made_up), known, rtt }
     }
 
     /// The regions of a policy: where none are known, those that its weights name.

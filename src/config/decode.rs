@@ -43,6 +43,11 @@ impl<'n> Fields<'n> {
         let entries = entries(node, path, faults)?;
         let mut misspelt = Vec::new();
         for (key, _) in entries.iter().filter(|(key, _)| !known.contains(&key.name.as_str())) {
+            if faults.is_full() {
+                // Only counted: what a suggestion costs is not spent on every key of a hopeless file.
+                faults.push(&key.mark, "", "");
+                continue;
+            }
             let place = if path.is_empty() { String::new() } else { format!(" in `{path}`") };
             let what = format!("unknown key {}{place}", shown(&key.name));
             faults.push(&key.mark, what, did_you_mean(&key.name, known));

@@ -10,7 +10,16 @@ use std::ffi::OsString;
 const PREFIX: &str = "QUORATE_";
 
 /// Variables that are read elsewhere: by the command line, by telemetry, or by scripts round the daemon.
-pub const NOT_SETTINGS: &[&str] = &["QUORATE_LOG", "QUORATE_CONFIG", "QUORATE_ADDR", "QUORATE_ADMIN"];
+pub const NOT_SETTINGS: &[&str] = &[
+    "QUORATE_LOG",
+    "QUORATE_CONFIG",
+    "QUORATE_ADDR",
+    "QUORATE_ADMIN",
+    "QUORATE_TOKEN_FILE",
+    // Test runs.
+    "QUORATE_SEED",
+    "QUORATE_SEEDS",
+];
 
 /// The process' variables that may be overrides.
 #[must_use]

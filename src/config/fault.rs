@@ -92,7 +92,7 @@ impl Faults {
 
     /// One more.
     pub fn push(&mut self, mark: &Mark, what: impl Into<String>, mend: impl Into<String>) {
-        if self.faults.len() >= FAULTS_MAX {
+        if self.is_full() {
             self.more += 1;
             return;
         }
@@ -109,6 +109,12 @@ impl Faults {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty()
+    }
+
+    /// Are so many reported already that more are only counted?
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.faults.len() >= FAULTS_MAX
     }
 
     /// Each of them.

@@ -30,6 +30,8 @@ pub(super) type OpenRaft = openraft::Raft<TypeConfig, Machine>;
 
 /// How often a proposal may be passed on: to the leader, and by a leader that has just handed over.
 const HOPS_MAX: u8 = 2;
+/// Proposals from other regions whose bodies arrive at once.
+const READING_MAX: usize = 64;
 /// Between two tries to send a proposal that reached nobody.
 const RETRY: Duration = Duration::from_millis(50);
 /// Between two looks at whether the cluster can be founded.
@@ -41,8 +43,10 @@ pub(super) struct Node {
     pub replica: Arc<Replica>,
     pub client: Client,
     pub snapshots: Arc<SnapshotDir>,
-    /// One snapshot is received at a time.
+    /// One snapshot is received at a time ...
     pub receiving: Semaphore,
+    /// ... and so many proposals.
+    pub reading: Semaphore,
     /// Sums up the list of first voters.
     pub founding: u32,
     voters: BTreeMap<u64, PeerNode>,
@@ -98,6 +102,7 @@ impl Node {
             client,
             snapshots,
             receiving: Semaphore::new(1),
+            reading: Semaphore::new(READING_MAX),
             voters,
             tls: ArcSwapOption::from(tls),
             tls_files: config.tls,
@@ -157,13 +162,35 @@ impl Node {
         let wait_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let request = Propose { ops: ops.to_vec(), wait_ms, hops };
         let limits = (left, wire::APPLIED_BYTES_MAX);
-        let called: Result<ProposeReply, CallError> =
-            self.client.call(&peer, Lane::Entries, path::PROPOSE, &request, limits).await;
+        let call = self.client.call(&peer, Lane::Entries, path::PROPOSE, &request, limits);
+        let called: Result<ProposeReply, CallError> = tokio::select! {
+            called = call => called,
+            // Whoever waits for a leader that is gone would wait in vain: let it ask again.
+            () = self.replaced(leader) => Err(CallError::TimedOut),
+        };
         match called {
             Ok(reply) => reply.map_err(ProposeError::from),
             Err(fault) if fault.nothing_happened() => Err(nobody),
             Err(_) => Err(ProposeError::Unknown),
         }
+    }
+
+    /// Another node has been leading for long enough that an answer from `leader` would have arrived.
+    async fn replaced(&self, leader: u64) {
+        let mut metrics = self.raft.server_metrics();
+        while metrics.borrow_watched().current_leader.is_none_or(|now| now == leader) {
+            if metrics.changed().await.is_err() {
+                // This node stops; the call ends by itself.
+                return std::future::pending().await;
+            }
+        }
+        tokio::time::sleep(self.client.timing.call()).await;
+    }
+
+    /// Has this node a log, or a vote? Then the cluster has been founded.
+    pub fn initialized(&self) -> bool {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        metrics.last_log_index.is_some() || metrics.current_term > 0
     }
 
     /// Who leads, as far as this node knows.
@@ -246,7 +273,7 @@ fn voters(config: &RaftConfig) -> Result<BTreeMap<u64, PeerNode>, RaftError> {
     if regions.len() > REGIONS_MAX {
         return refuse(format!("cluster.regions: {} regions are more than {REGIONS_MAX}", regions.len()));
     }
-    if let Some([(twice, _), _]) = regions.array_windows().find(|[a, b]| a.0 == b.0) {
+    if let Some(((twice, _), _)) = regions.iter().zip(regions.iter().skip(1)).find(|(a, b)| a.0 == b.0) {
         return refuse(format!("cluster.regions: `{twice}` is there twice; remove one"));
     }
     if !regions.iter().any(|(region, _)| *region == config.region) {
@@ -321,27 +348,26 @@ impl Node {
     /// there; then whichever leads founds the pool.
     async fn found(self: Arc<Self>, policies: Vec<Policy>) {
         loop {
-            match self.raft.is_initialized().await {
-                Ok(false) => self.initialize().await,
-                Ok(true) if !self.replica.pool.read().regions().is_empty() => return,
-                Ok(true) if self.is_leader() => {
-                    let regions = self.voters.values().map(|node| node.region.clone()).collect();
-                    let found = Op::Found { regions, policies: policies.clone() };
-                    let deadline = Instant::now() + self.client.timing.append();
-                    match self.propose(vec![found], deadline).await {
-                        Ok(_) => {
-                            tracing::info!("founded the cluster");
-                            return;
-                        }
-                        Err(ProposeError::TooLarge) => {
-                            self.fail("the first policies are too large for one entry; remove some".into());
-                            return;
-                        }
-                        Err(fault) => tracing::warn!(%fault, "cannot found the cluster yet"),
+            if !self.replica.pool.read().regions().is_empty() {
+                return;
+            }
+            if !self.initialized() {
+                self.initialize().await;
+            } else if self.is_leader() {
+                let regions = self.voters.values().map(|node| node.region.clone()).collect();
+                let found = Op::Found { regions, policies: policies.clone() };
+                let deadline = Instant::now() + self.client.timing.append();
+                match self.propose(vec![found], deadline).await {
+                    Ok(_) => {
+                        tracing::info!("founded the cluster");
+                        return;
                     }
+                    Err(ProposeError::TooLarge) => {
+                        self.fail("the first policies are too large for one entry; remove some".into());
+                        return;
+                    }
+                    Err(fault) => tracing::warn!(%fault, "cannot found the cluster yet"),
                 }
-                Ok(true) => (),
-                Err(_) => return,
             }
             tokio::time::sleep(FOUNDING).await;
         }

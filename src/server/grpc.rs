@@ -7,6 +7,7 @@
 //! be limited.
 
 mod reflection;
+mod unary;
 
 use super::{BODY_MAX, Decide, ServerError};
 use crate::quota::amount::{Micros, Tokens};
@@ -22,13 +23,14 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_li
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf as wkt;
-use futures::future::Either;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use http::HeaderMap;
+use http_body_util::Either;
 use hyper::body::Incoming;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -36,8 +38,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;
-use tonic::metadata::MetadataMap;
-use tonic::server::NamedService as _;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tower::Service as _;
@@ -54,34 +54,34 @@ const MARGIN_MAX: Duration = Duration::from_millis(50);
 /// Serves the connections of the gRPC listener.
 #[derive(Clone, Debug)]
 pub struct Grpc<D> {
-    decisions: RateLimitServiceServer<Decisions<D>>,
+    decisions: Arc<Decisions<D>>,
     rest: Routes,
 }
+
+/// The body of an answer: ours, or another service's.
+type ReplyBody = Either<unary::Reply, tonic::body::Body>;
 
 impl<D: Decide> Grpc<D> {
     /// Decisions by `decide`; everything else goes to `rest` (see [`side_services`]).
     #[must_use]
     pub fn new(decide: D, rest: Routes, timeout: Duration, metrics: Arc<Metrics>) -> Self {
-        let decisions = RateLimitServiceServer::new(Decisions { decide, timeout, metrics })
-            .max_decoding_message_size(BODY_MAX);
-        Self { decisions, rest }
+        Self { decisions: Arc::new(Decisions { decide, timeout, metrics }), rest }
     }
 }
 
 impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Grpc<D> {
-    type Response = http::Response<tonic::body::Body>;
+    type Response = http::Response<ReplyBody>;
     type Error = Infallible;
-    type Future = Either<
-        <RateLimitServiceServer<Decisions<D>> as tower::Service<http::Request<Incoming>>>::Future,
-        <Routes as tower::Service<http::Request<Incoming>>>::Future,
-    >;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        // Both are ready at all times.
         if request.uri().path() == METHOD {
-            Either::Left(self.decisions.clone().call(request))
+            let decisions = Arc::clone(&self.decisions);
+            async move { Ok(decisions.call(request).await.map(Either::Left)) }.boxed()
         } else {
-            Either::Right(self.rest.clone().call(request))
+            // It is ready at all times.
+            let answer = self.rest.clone().call(request);
+            async move { Ok(answer.await?.map(Either::Right)) }.boxed()
         }
     }
 }
@@ -106,7 +106,7 @@ pub async fn side_services(
     let report = async move |serving: bool| {
         let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         reporter.set_service_status("", status).await;
-        reporter.set_service_status(RateLimitServiceServer::<()>::NAME, status).await;
+        reporter.set_service_status(SERVICE_NAME, status).await;
     };
     report(*ready.borrow_and_update()).await;
     tokio::spawn(async move {
@@ -124,34 +124,34 @@ pub async fn side_services(
     Ok(routes.prepare())
 }
 
-/// The service behind the method; see [`Grpc::new`].
+/// What is behind the method.
 #[derive(Debug)]
-pub struct Decisions<D> {
+struct Decisions<D> {
     decide: D,
     timeout: Duration,
     metrics: Arc<Metrics>,
 }
 
-#[tonic::async_trait]
-impl<D: Decide> RateLimitService for Decisions<D> {
-    async fn should_rate_limit(
-        &self,
-        request: tonic::Request<RateLimitRequest>,
-    ) -> Result<tonic::Response<RateLimitResponse>, Status> {
-        let began = Instant::now();
-        let caller = timeout_of(request.metadata());
-        let limit = caller.map_or(self.timeout, |t| t.min(self.timeout));
-        let answer = self.decide(request.get_ref(), caller.map(within));
-        let result = tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
-            self.metrics.timed_out(Protocol::Grpc);
-            Err(Status::deadline_exceeded("no decision within the caller's deadline"))
-        });
-        self.metrics.decision.observe(began.elapsed());
-        result.map(tonic::Response::new)
-    }
-}
-
 impl<D: Decide> Decisions<D> {
+    async fn call(&self, request: http::Request<Incoming>) -> http::Response<unary::Reply> {
+        let caller = timeout_of(request.headers());
+        let limit = caller.map_or(self.timeout, |t| t.min(self.timeout));
+        let answer = async {
+            let message = match unary::receive(request, BODY_MAX).await {
+                Ok(message) => message,
+                Err(response) => return response,
+            };
+            let began = Instant::now();
+            let result = self.decide(&message, caller.map(within)).await;
+            self.metrics.decision.observe(began.elapsed());
+            unary::reply(result.map(|response| unary::encode(&response)))
+        };
+        tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+            self.metrics.timed_out(Protocol::Grpc);
+            unary::reply(Err(Status::deadline_exceeded("no decision within the caller's deadline")))
+        })
+    }
+
     async fn decide(
         &self,
         message: &RateLimitRequest,
@@ -175,8 +175,8 @@ impl<D: Decide> Decisions<D> {
 
 /// The caller's deadline, from the `grpc-timeout` header: at most 8 digits and a unit (gRPC over HTTP/2, "Timeout").
 /// What cannot be read counts as none.
-fn timeout_of(metadata: &MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -352,9 +352,9 @@ mod tests {
     #[test]
     fn grpc_timeouts() {
         let timeout = |text: &str| {
-            let mut metadata = MetadataMap::new();
-            metadata.insert("grpc-timeout", text.parse().unwrap());
-            timeout_of(&metadata)
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", text.parse().unwrap());
+            timeout_of(&headers)
         };
         assert_eq!(timeout("20m"), Some(Duration::from_millis(20)));
         assert_eq!(timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));

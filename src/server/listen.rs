@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Limits on one connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionLimits {
-    /// How long it may take until the first request is here, and (HTTP/1) the head of any request.
+    /// How long it may take until the first request is here, and (HTTP/1) from one request to the head of the next.
     pub head_timeout: Duration,
     /// How long nothing may be asked on it.
     pub idle_timeout: Duration,
@@ -47,7 +47,7 @@ pub struct ConnectionLimits {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            head_timeout: Duration::from_secs(10),
+            head_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(600),
             head_max: 16 * 1024,
             fields_max: 100,

@@ -252,3 +252,46 @@ fn locked<'a>(shards: &'a mut [(usize, MutexGuard<'_, Shard>)], id: &BucketId) -
 fn guard(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::amount::Rate;
+    use crate::store::TakeCharge;
+    use std::sync::atomic::AtomicI64;
+
+    fn take(id: u8) -> Take {
+        let shape = Shape { rate: Rate::per_second(1), cap: Tokens::whole(10) };
+        // All in one shard.
+        let bucket = BucketId([0, id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let charge = TakeCharge { bucket, shape, unseen: None, cost: Tokens::whole(5), enforce: true };
+        Take { charges: vec![charge] }
+    }
+
+    #[test]
+    fn buckets_that_are_full_again_are_forgotten() {
+        let now = Arc::new(AtomicI64::new(0));
+        let clock = now.clone();
+        let store = MemoryStore::new(move || Micros(clock.load(Ordering::SeqCst)));
+        store.mark_full(store.inner.session).unwrap();
+        let stored = || guard(&store.inner.shards[0]).buckets.len();
+        for id in 0..100 {
+            assert!(store.take_now(&take(id)).unwrap().allowed);
+        }
+        assert_eq!(stored(), 100);
+        now.store(Micros::seconds(9).0, Ordering::SeqCst);
+        (0..100).for_each(|_| assert!(store.take_now(&take(100)).is_ok()));
+        assert_eq!(stored(), 101, "too early: five seconds to fill, and a margin");
+        now.store(Micros::seconds(30).0, Ordering::SeqCst);
+        (0..100).for_each(|_| assert!(store.take_now(&take(100)).is_ok()));
+        assert_eq!(stored(), 1);
+        assert!(store.take_now(&take(0)).unwrap().allowed, "and are full when they come back");
+    }
+
+    #[test]
+    fn what_is_refused_is_not_stored() {
+        let store = MemoryStore::new(|| Micros::ZERO);
+        assert!(!store.take_now(&take(0)).unwrap().allowed);
+        assert_eq!(guard(&store.inner.shards[0]).buckets.len(), 0);
+    }
+}

@@ -1,13 +1,13 @@
 //! Buckets in a region's Redis, read and written by atomic scripts.
 //!
 //! **Sessions.** A meta key says which daemon holds the region's buckets, on which run of which server, and since when there is
-//! data. Every script checks it first. A control task attaches ([`control`]): where the server, the data or the clock is not what
+//! data. Every script checks it first. A control task attaches (`control.rs`): where the server, the data or the clock is not what
 //! it was, the old buckets are never read again and a new session begins with empty ones.
 //!
 //! **Connections.** One for the control task, and one for each worker thread, driven by the thread's own runtime
-//! ([`worker`]). A lost connection is replaced, never mended ([`connect`]).
+//! (`worker.rs`). A lost connection is replaced, never mended (`connect.rs`). Requests that meet share a call (`pump.rs`).
 //!
-//! **Time** is Redis' own. Each call carries the window in which it must run ([`clock`]): a call that Redis runs later, because it
+//! **Time** is Redis' own. Each call carries the window in which it must run (`clock.rs`): a call that Redis runs later, because it
 //! was frozen, or at another time of day, because its clock stepped, changes nothing.
 
 mod clock;

@@ -8,14 +8,18 @@ use quorate::quota::matching::{
     ENTRIES_BYTES_MAX, ENTRIES_MAX, Matched, Matcher, Place, Request, RequestFault, Subject, bucket_id,
     override_bucket_id,
 };
-use quorate::quota::policy::{BucketId, KeyMatch, Limit, Policy, TokenBucket, Unit, ValueMatch};
-use std::collections::{BTreeMap, HashSet};
+use quorate::quota::policy::{BucketId, KeyMatch, Policy, TokenBucket, Unit, ValueMatch};
+use std::collections::HashSet;
 use std::path::Path;
+use std::sync::LazyLock;
 
 fn policy(name: &str, domain: &str, matches: Vec<KeyMatch>) -> Policy {
-    let text = "policies: [{ name: p, domain: d, match: [{ key: k }], mode: split, limit: { rate: 1/s } }]";
-    let base = policies::parse(Path::new("p.yaml"), text, None).unwrap().remove(0);
-    Policy { name: name.into(), domain: domain.into(), matches, ..base }
+    static BASE: LazyLock<Policy> = LazyLock::new(|| {
+        let text =
+            "policies: [{ name: p, domain: d, match: [{ key: k }], mode: split, limit: { rate: 1/s } }]";
+        policies::parse(Path::new("p.yaml"), text, None).unwrap().remove(0)
+    });
+    Policy { name: name.into(), domain: domain.into(), matches, ..BASE.clone() }
 }
 
 fn keys(pairs: &[(&str, &str)]) -> Vec<KeyMatch> {
@@ -328,8 +332,7 @@ proptest! {
 }
 
 #[test]
-fn ten_thousand_policies_do_not_slow_a_request() {
-    // Counted, not timed: a request looks at the policies that its own values lead to.
+fn the_last_of_ten_thousand_policies_is_found() {
     let policies: Vec<Policy> = (0..10_000)
         .map(|n| policy(&format!("p{n}"), "d", keys(&[("a", &format!("v{n}")), ("b", "*")])))
         .collect();
@@ -338,6 +341,4 @@ fn ten_thousand_policies_do_not_slow_a_request() {
     let matched = ask(&matcher, "d", &[descriptor(&entries)]).unwrap();
     assert_eq!(ids(&matched), [9_999]);
     assert_eq!(ids(&ask_map(&matcher, &entries).unwrap()), [9_999]);
-    assert_eq!(policies[0].limit, Limit::TokenBucket(TokenBucket { amount: 1, per: Unit::Second, burst: 1 }));
-    assert_eq!(policies[0].weights, BTreeMap::new());
 }

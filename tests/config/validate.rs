@@ -101,10 +101,10 @@ fn weights_are_checked_against_the_region_file() {
     let (folder, file) = Folder::with(
         "policies: [{ name: a, domain: d, match: [{ key: k }], limit: { rate: 1/s }, mode: split, weights: { eu-wets: 1 } }]\n",
     );
-    let (outcome, out, _) = validate(&[file.clone()], &[], false);
+    let (outcome, out, _) = validate(std::slice::from_ref(&file), &[], false);
     assert_eq!(outcome, Outcome::Valid);
     assert!(out.contains("eu-wets: 0.99/s, burst 1"), "{out}");
-    let (outcome, _, err) = validate(&[file.clone()], &["us-east", "eu-west"], false);
+    let (outcome, _, err) = validate(std::slice::from_ref(&file), &["us-east", "eu-west"], false);
     assert_eq!(outcome, Outcome::Invalid);
     assert!(err.contains(
         "`weights` names `eu-wets`, which is not a region of the cluster; did you mean `eu-west`?"
@@ -115,9 +115,25 @@ fn weights_are_checked_against_the_region_file() {
         "region: eu-west\ncluster: { name: c, regions: { eu-west: 'http://127.0.0.1:1', us: 'http://127.0.0.1:2' } }\n",
     )
     .unwrap();
-    let (outcome, _, err) = validate(&[file, region], &[], false);
+    let (outcome, _, err) = validate(&[file, region.clone()], &[], false);
     assert_eq!(outcome, Outcome::Invalid);
     assert!(err.contains("did you mean `eu-west`?"), "{err}");
+
+    // The region file also says how far apart its regions are.
+    let text = std::fs::read_to_string(&region).unwrap().replace("name: c", "rtt_max: 80ms, name: c");
+    std::fs::write(&region, text).unwrap();
+    let (outcome, out, _) = validate(&[region, repository("config/policies.yaml")], &[], false);
+    assert_eq!(outcome, Outcome::Invalid, "its weights name other regions");
+    assert!(!out.contains("policies: valid"), "{out}");
+    let simple = folder.path().join("simple.yaml");
+    std::fs::write(
+        &simple,
+        "policies: [{ name: a, domain: d, match: [{ key: k }], limit: { rate: 1/s }, mode: strict }]\n",
+    )
+    .unwrap();
+    let (outcome, out, _) = validate(&[simple, folder.path().join("region.yaml")], &[], false);
+    assert_eq!(outcome, Outcome::Valid);
+    assert!(out.contains("tokens take 280 ms to move") && out.contains("    eu-west: "), "{out}");
 }
 
 #[test]

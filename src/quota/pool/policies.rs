@@ -143,7 +143,7 @@ impl Policies {
         let longest = editions.filter_map(|e| e.cut.as_ref()).map(|cut| cut.lease).max().unwrap_or_default();
         self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
         self.recount();
-        for slot in self.slots.iter_mut().filter(|slot| full.contains(&slot.id)) {
+        for slot in self.slots.iter_mut().filter(|slot| full.binary_search(&slot.id).is_ok()) {
             slot.fill();
         }
         self.version

@@ -1,5 +1,7 @@
 //! Tests of the pool and of a region's side of it, in made-up worlds with their own time.
 
+mod replay;
+mod rules;
 mod steady;
 mod support;
 mod world;

@@ -20,8 +20,10 @@ use openraft::storage::Snapshot;
 use openraft::{OptionalSend, base::BoxFuture, base::BoxStream};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A snapshot is read and sent in pieces of this size.
@@ -135,7 +137,19 @@ impl Client {
     ) -> Result<A, CallError> {
         let (timeout, reply_max) = limits;
         let body = wire::encode(request)?;
-        let reply = self.post(peer, lane, path).timeout(timeout).body(body).send().await?;
+        // The body is drawn once there is a connection: before that, nothing has happened at the peer, whatever the
+        // error looks like.
+        let drawn = Arc::new(AtomicBool::new(false));
+        let draw = Arc::clone(&drawn);
+        let body = futures::stream::once(async move {
+            draw.store(true, Ordering::Release);
+            Ok::<_, Infallible>(body)
+        });
+        let body = reqwest::Body::wrap_stream(body);
+        let sent = self.post(peer, lane, path).timeout(timeout).body(body).send().await;
+        let reply = sent.map_err(|error| {
+            if drawn.load(Ordering::Acquire) { error.into() } else { CallError::NotSent(chain(&error)) }
+        })?;
         let reply = self.check(peer, reply)?;
         Ok(wire::decode(&read(reply, reply_max).await?)?)
     }

@@ -106,7 +106,7 @@ async fn connection(node: Arc<Node>, stream: TcpStream, peer: SocketAddr) {
                 _ => (),
             }
         }
-        None if peer.ip().is_loopback() => http2(node, stream).await,
+        None if peer.ip().to_canonical().is_loopback() => http2(node, stream).await,
         None => {
             if node.client.peers.may_log_refusal() {
                 tracing::error!(%peer, "refused a peer: without peer_tls only loopback peers are let in");
@@ -177,7 +177,7 @@ async fn hello(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault
     let _: wire::Hello = read(body, CALL_BYTES_MAX).await?;
     answer(&HelloReply {
         founding: node.founding,
-        initialized: node.raft.is_initialized().await.map_err(|_| Fault::Stopped)?,
+        initialized: node.initialized(),
         leader: node.leader().map(|(_, region)| region),
     })
 }
@@ -233,7 +233,9 @@ where
 }
 
 async fn propose(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let reading = node.reading.try_acquire().map_err(|_| Fault::Busy)?;
     let Propose { ops, wait_ms, hops } = read(body, PROPOSE_BYTES_MAX).await?;
+    drop(reading);
     let deadline = Instant::now() + Duration::from_millis(wait_ms).min(PROPOSE_WAIT_MAX);
     let outcome = node.propose_once(&Arc::new(ops), deadline, hops).await;
     let reply: ProposeReply = outcome.map_err(ProposeFault::from);

@@ -167,6 +167,8 @@ pub(crate) enum WireError {
     Malformed(#[from] postcard::Error),
     #[error("it ends too soon")]
     Short,
+    #[error("{0} bytes follow the content")]
+    Trailing(usize),
     #[error("the connection broke: {0}")]
     Broken(String),
 }
@@ -179,7 +181,10 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Bytes, WireError> {
 /// The value of a body.
 pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
     match body.split_first() {
-        Some((&FORMAT, content)) => Ok(postcard::from_bytes(content)?),
+        Some((&FORMAT, content)) => match postcard::take_from_bytes(content)? {
+            (value, []) => Ok(value),
+            (_, rest) => Err(WireError::Trailing(rest.len())),
+        },
         Some((&format, _)) => Err(WireError::Format(format)),
         None => Err(WireError::Short),
     }
@@ -282,6 +287,7 @@ mod tests {
         assert!(matches!(decode::<u64>(&[9, 1]), Err(WireError::Format(9))));
         assert!(matches!(decode::<u64>(&[]), Err(WireError::Short)));
         assert!(matches!(decode::<u64>(&[1, 255]), Err(WireError::Malformed(_))));
+        assert!(matches!(decode::<u64>(&[1, 7, 7]), Err(WireError::Trailing(1))));
         assert_eq!(decode::<u64>(&encode(&7_u64).unwrap()).unwrap(), 7);
         for refusal in Refusal::ALL {
             assert_eq!(Refusal::named(refusal.name()), Some(refusal));

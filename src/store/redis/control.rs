@@ -179,13 +179,13 @@ async fn watch(shared: &Shared, connection: &mut Connection, live: &Live) -> Fau
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut beats = 0_u32;
     loop {
-        tokio::select! {
+        // A replica shows itself only where one writes.
+        let writes = tokio::select! {
             () = connection.lost() => return Fault::Unknown("the connection was closed".to_owned()),
             () = live.broken.notified() => return Fault::Unknown("a call on it failed".to_owned()),
-            _ = ticks.tick() => {}
-            () = shared.doubt.notified() => {}
-        }
-        let writes = beats.is_multiple_of(BEATS_A_WRITE);
+            _ = ticks.tick() => beats.is_multiple_of(BEATS_A_WRITE),
+            () = shared.doubt.notified() => true,
+        };
         if let Err(fault) = patient(shared, beat(shared, live, writes)).await {
             return fault;
         }

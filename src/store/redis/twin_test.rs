@@ -21,29 +21,27 @@ const TOLERANCE: i64 = 250_000;
 
 struct Server {
     child: Child,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
 }
 
 impl Server {
     async fn start() -> (Self, Client) {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--unixsocket"])
-            .arg(&socket)
-            .current_dir(dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server is needed for this test");
-        let config = Config { server: ServerConfig::Unix { path: socket.clone() }, ..Config::default() };
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket);
+        command.current_dir(dir.path()).stdout(Stdio::null());
+        let server =
+            Self { child: command.spawn().expect("redis-server is needed for this test"), _dir: dir };
+        let config = Config { server: ServerConfig::Unix { path: socket }, ..Config::default() };
         for _ in 0..500 {
             let client = Client::new(config.clone(), None, None, None);
             if client.init().await.is_ok() {
-                return (Self { child, dir }, client);
+                return (server, client);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("redis-server in {:?} does not answer", dir.path());
+        panic!("redis-server does not answer")
     }
 }
 
@@ -51,7 +49,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        assert!(self.dir.path().exists());
     }
 }
 
@@ -198,15 +195,18 @@ impl<'a> Trace<'a> {
     /// Moves time, and says when the next call happens: what Redis' clock reads, the call's window, and the moment.
     async fn tick(&mut self) -> ((Micros, Micros), Option<Moment>) {
         self.now += match self.rng.random_range(0..6) {
-            0 => 0,
+            0 => self.rng.random_range(0..2) * 1_000_000,
             1 => self.rng.random_range(0..3_000),
             2 => self.rng.random_range(0..20_000_000),
             3 => -self.rng.random_range(0..2_000_000),
             4 if self.rng.random_bool(0.05) => 86_400_000_000,
             _ => self.rng.random_range(0..1_000_000),
         };
-        let lo = self.now + self.rng.random_range(-300_000..300_000);
-        let hi = lo + self.rng.random_range(0..100_000);
+        let mut lo = self.now + self.rng.random_range(-300_000..300_000);
+        let mut hi = lo + self.rng.random_range(0..100_000);
+        if self.rng.random() {
+            (lo, hi) = (self.now, self.now);
+        }
         let text = self.now.to_string();
         let _: () = self.client.set("now", text, None, None, false).await.unwrap();
         let inside = lo - TOLERANCE <= self.now && self.now <= hi + TOLERANCE;
@@ -283,6 +283,11 @@ impl<'a> Trace<'a> {
         let mut records = Vec::new();
         for _ in 0..self.rng.random_range(0..4) {
             let (bucket, shape, unseen) = self.bucket();
+            // Some end exactly at a later reading of the clock.
+            let after = match self.rng.random() {
+                true => self.rng.random_range(0..4) * 1_000_000,
+                false => self.rng.random_range(-1_000_000..10_000_000),
+            };
             self.seq += self.rng.random_range(0..2_u64);
             let seq = self.seq - self.rng.random_range(0..3_u64).min(self.seq);
             records.push(Install {
@@ -294,7 +299,7 @@ impl<'a> Trace<'a> {
                 granted: Tokens(self.amount()),
                 burst: Tokens(self.amount()),
                 rate: Rate(self.amount()),
-                deadline: Micros(self.now + self.rng.random_range(-1_000_000..10_000_000)),
+                deadline: Micros(self.now + after),
             });
         }
         let answer = self.run(&self.scripts.install, self.stem.install(window, &records)).await;
@@ -304,20 +309,15 @@ impl<'a> Trace<'a> {
             Some(when) => {
                 let expected: Vec<_> = records.iter().map(|r| self.model.install(r, when)).collect();
                 assert_eq!(levels.unwrap(), expected);
-                self.check_expiry(when).await;
+                self.check_expiry().await;
             }
         }
     }
 
-    /// Every key expires, and none before it may.
-    async fn check_expiry(&mut self, when: Moment) {
-        for (id, b) in &self.model.buckets {
+    async fn check_expiry(&self) {
+        for id in self.model.buckets.keys() {
             let left: i64 = self.client.pttl(self.stem.bucket(id)).await.unwrap();
-            assert!(left > 0, "{left}");
-            // Redis' own clock runs while ours stands, so a key that was written by an earlier step has less left.
-            let written_now = b.keep_until() - when.now;
-            let most = (bucket::KEEP_MAX + bucket::KEEP_MAX).0 / 1_000;
-            assert!(left <= written_now.0.max(0) / 1_000 + most);
+            assert!(left > 0, "every key expires, and none within the test: {left}");
         }
     }
 

@@ -3,7 +3,8 @@
 
 use super::support::*;
 use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
-use crate::quota::borrower::{Borrower, InStore, Sending, Situation};
+use crate::quota::borrower::{Borrower, Sending, Situation};
+use crate::quota::bucket::{self, Generation, Shape};
 use crate::quota::policy::*;
 use crate::quota::pool::*;
 use std::cmp::Reverse as Earliest;
@@ -22,7 +23,7 @@ struct Region {
     seen_at: i64,
     borrower: Borrower,
     store: StoreBucket,
-    reserve: Bare,
+    bare: Bare,
     part: Part,
     offered: Tokens,
     queued: Tokens,
@@ -129,7 +130,7 @@ impl Net {
         let (now, cost, many) = (Micros(self.now), self.cost, self.regions.len());
         let r = &mut self.regions[i];
         r.offered += cost;
-        let admitted = r.store.take(&r.reserve, cost, now);
+        let admitted = r.store.take(&r.bare, cost, now);
         if admitted {
             let slot = (self.now / (100 * MS)) as usize;
             self.admitted.resize(self.admitted.len().max(slot + 1), vec![]);
@@ -141,7 +142,7 @@ impl Net {
         } else {
             r.queued += cost;
         }
-        if !admitted || r.store.level.tokens < r.borrower.low_water() {
+        if !admitted || r.store.level(&r.bare, now) < r.borrower.low_water() {
             r.look = self.now;
         }
         admitted
@@ -162,7 +163,7 @@ impl Net {
             region,
             part: r.part,
             now,
-            level: r.store.peek(&r.reserve, now),
+            level: r.store.level(&r.bare, now),
             queued: r.queued,
             queued_max: self.cost.min(r.queued),
             rtt: r.rtt,
@@ -173,9 +174,7 @@ impl Net {
         r.queued = Tokens::ZERO;
         let Some(plan) = plan else { return };
         let rate = plan.hold_rate.discount(DRIFT_PPM);
-        let (leased, returned) =
-            r.store.prepare(&r.reserve, plan.hold_burst, rate, r.borrower.next_seq(), now);
-        let store = InStore { leased, returned, level: r.store.level.tokens };
+        let store = r.store.prepare(&r.bare, &plan, rate, r.borrower.next_seq(), now);
         let seen = Stamp { term: 1, tau: r.replica.tau() };
         let sending = Sending {
             region,
@@ -265,8 +264,9 @@ impl Net {
             }
             let rate = grant.rate.discount(DRIFT_PPM);
             let (seq, push, granted) = (grant.seq, grant.push, grant.granted);
-            let grant = StoreGrant { seq, push, granted, burst: grant.burst, rate, deadline: grant.deadline };
-            r.store.install(&r.reserve, &grant, now);
+            let (burst, deadline) = (grant.burst, grant.deadline);
+            let grant = bucket::Grant { seq, push, granted, burst, rate, deadline };
+            r.store.install(&r.bare, &grant, now);
         }
     }
 
@@ -297,13 +297,14 @@ impl Net {
 impl Region {
     fn new(pool: &Pool, i: usize) -> Self {
         let part = pool.usable(0, RegionId(i as u16)).unwrap();
-        let reserve = Bare { rate: part.rate.discount(DRIFT_PPM), cap: part.cap(), unseen: None };
+        let shape = Shape { rate: part.rate.discount(DRIFT_PPM), cap: part.cap() };
+        let generation = Generation { start: Micros(0), full: true };
         Self {
             replica: pool.clone(),
             seen_at: 0,
             borrower: Borrower::new(Micros(0)),
-            store: StoreBucket::unseen(&reserve, Micros(0)),
-            reserve,
+            store: StoreBucket::default(),
+            bare: Bare { shape, unseen: None, generation, session: 1 },
             part,
             offered: Tokens::ZERO,
             queued: Tokens::ZERO,
@@ -349,7 +350,13 @@ fn solo_five(i: usize, _: i64) -> i64 {
 #[test]
 fn a_busy_limit_is_used_whatever_the_skew() {
     let limit = || strict(1_000, Unit::Second, 2_000);
-    let cases: [(&str, Net, Load); 6] = [
+    let approximate = || {
+        let mode = Mode::Approximate { max_overshoot: Share::percent(10) };
+        Policy { mode, ..limit() }
+    };
+    let cases: [(&str, Net, Load); 8] = [
+        ("three, approximate, 90/10", Net::three(approximate()), skewed),
+        ("five, approximate, one", Net::five(approximate()), solo_five),
         ("three, uniform", Net::three(limit()), uniform),
         ("three, 90/10", Net::three(limit()), skewed),
         ("three, one", Net::three(limit()), solo),

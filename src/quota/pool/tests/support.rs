@@ -1,6 +1,8 @@
 //! What the made-up worlds are made of: chance, an exact meter, a store.
 
-use crate::quota::amount::{Level, MICROS_PER_SECOND, Micros, Rate, Tokens};
+use crate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
+use crate::quota::borrower::{InStore, Plan};
+use crate::quota::bucket::{self, Bucket, Charge, Generation, Moment, Shape, Unseen};
 use crate::quota::policy::*;
 use std::collections::BTreeMap;
 
@@ -56,131 +58,57 @@ impl Meter {
     }
 }
 
-/// One bucket in a region's store, as `store.rs` describes it. Rates are discounted already.
+/// A region's store with one bucket. Rates are discounted already.
 #[derive(Clone, Default)]
-pub struct StoreBucket {
-    pub level: Level,
-    pub at: Micros,
-    pub lease: Option<StoreLease>,
-    /// Of the record installed last, whether or not its lease is live: seq, push, granted.
-    pub installed: (u64, u32, Tokens),
-    /// Grants of an older seq are void.
-    pub fence: u64,
-}
+pub struct StoreBucket(Option<Bucket>);
 
-#[derive(Clone, Copy, Debug)]
-pub struct StoreLease {
-    pub burst: Tokens,
-    pub rate: Rate,
-    pub deadline: Micros,
-}
-
-/// What the bucket is without a lease, and what it was at most at a time in the past.
+/// What the bucket is without a lease, and what is known of one that the store does not hold.
 #[derive(Clone, Copy, Default)]
 pub struct Bare {
-    pub rate: Rate,
-    pub cap: Tokens,
-    /// At that store time a bucket that was not touched since had at most so many tokens.
-    pub unseen: Option<(Tokens, Micros)>,
+    pub shape: Shape,
+    pub unseen: Option<Unseen>,
+    pub generation: Generation,
+    pub session: u64,
 }
 
 impl StoreBucket {
-    /// A bucket that the store has never seen.
-    pub fn unseen(reserve: &Bare, now: Micros) -> Self {
-        let (tokens, at) = reserve.unseen.unwrap_or((reserve.cap, now));
-        Self { level: Level::new(tokens.min(reserve.cap)), at, ..Self::default() }
+    fn bucket(&mut self, bare: &Bare, now: Micros) -> &mut Bucket {
+        let bucket =
+            self.0.get_or_insert_with(|| Bucket::unseen(bare.shape, bare.unseen, bare.generation, now));
+        bucket.settle(bare.shape, bare.session, Moment::at(now));
+        bucket
     }
 
-    pub fn advance(&mut self, reserve: &Bare, now: Micros) {
-        if let Some((most, at)) = reserve.unseen.filter(|(_, at)| self.at < *at && *at <= now) {
-            // Not touched since the reserve was raised: what accrued before is not known.
-            self.at = at;
-            self.drop_lease(reserve);
-            let lease = self.lease.map_or(Tokens::ZERO, |l| l.burst);
-            self.level.clip(most.min(reserve.cap) + lease);
-        }
-        while self.at < now {
-            let lease =
-                self.lease.unwrap_or(StoreLease { burst: Tokens::ZERO, rate: Rate::ZERO, deadline: now });
-            let to = lease.deadline.clamp(self.at, now);
-            self.level.accrue(reserve.rate + lease.rate, to - self.at, reserve.cap + lease.burst);
-            self.at = to;
-            self.drop_lease(reserve);
-        }
-        self.drop_lease(reserve);
-        let lease = self.lease.map_or(Tokens::ZERO, |l| l.burst);
-        self.level.clip(reserve.cap + lease);
+    /// What is there at `now`.
+    pub fn peek(&self, bare: &Bare, now: Micros) -> Bucket {
+        *self.clone().bucket(bare, now)
     }
 
-    fn drop_lease(&mut self, reserve: &Bare) {
-        if self.lease.is_some_and(|l| l.deadline <= self.at) {
-            self.lease = None;
-            self.level.clip(reserve.cap);
-        }
+    pub fn level(&self, bare: &Bare, now: Micros) -> Tokens {
+        self.peek(bare, now).level()
     }
 
-    pub fn peek(&self, reserve: &Bare, now: Micros) -> Tokens {
-        let mut copy = self.clone();
-        copy.advance(reserve, now);
-        copy.level.tokens
+    pub fn take(&mut self, bare: &Bare, cost: Tokens, now: Micros) -> bool {
+        let bucket = self.bucket(bare, now);
+        bucket::take(std::slice::from_mut(bucket), &[Charge { bucket: 0, cost, enforce: true }]).0
     }
 
-    pub fn take(&mut self, reserve: &Bare, cost: Tokens, now: Micros) -> bool {
-        self.advance(reserve, now);
-        let fits = self.level.tokens >= cost;
-        if fits {
-            self.level.tokens -= cost;
-        }
-        fits
+    /// Stops using what is given up. `fence`: the number of the ask that this is for.
+    pub fn prepare(&mut self, bare: &Bare, plan: &Plan, rate: Rate, fence: u64, now: Micros) -> InStore {
+        let bucket = self.bucket(bare, now);
+        let shrunk = bucket.shrink(plan.hold_burst, rate);
+        bucket.fence(fence, bare.session, Moment::at(now));
+        InStore { leased: shrunk.leased, returned: shrunk.returned, level: bucket.level() }
     }
 
-    /// Was a lease live, and which tokens no longer fit.
-    pub fn prepare(
-        &mut self,
-        reserve: &Bare,
-        burst: Tokens,
-        rate: Rate,
-        fence: u64,
-        now: Micros,
-    ) -> (bool, Tokens) {
-        self.advance(reserve, now);
-        self.fence = self.fence.max(fence);
-        let before = self.level.tokens;
-        let leased = self.lease.is_some();
-        if let Some(lease) = &mut self.lease {
-            lease.burst = lease.burst.min(burst);
-            lease.rate = lease.rate.min(rate);
-        }
-        self.advance(reserve, now);
-        (leased, before - self.level.tokens)
+    pub fn install(&mut self, bare: &Bare, grant: &bucket::Grant, now: Micros) {
+        self.bucket(bare, now).install(grant, bare.session, Moment::at(now));
     }
 
-    pub fn install(&mut self, reserve: &Bare, grant: &StoreGrant, now: Micros) {
-        self.advance(reserve, now);
-        let (seq, push, granted) = self.installed;
-        if grant.deadline <= now || grant.seq < self.fence || (grant.seq, grant.push) < (seq, push) {
-            return;
-        }
-        let before = if grant.seq == seq { granted } else { Tokens::ZERO };
-        self.lease = Some(StoreLease { burst: grant.burst, rate: grant.rate, deadline: grant.deadline });
-        self.level.tokens += (grant.granted - before).or_zero();
-        self.installed = (grant.seq, grant.push, granted.max(grant.granted));
-        if grant.seq != seq {
-            self.installed.2 = grant.granted;
-        }
-        self.advance(reserve, now);
+    /// Forgets the bucket if that makes no difference.
+    pub fn expire(&mut self, now: Micros) {
+        self.0 = self.0.filter(|bucket| bucket.keep_until() > now);
     }
-}
-
-/// A grant as the store gets it.
-#[derive(Clone, Copy, Debug)]
-pub struct StoreGrant {
-    pub seq: u64,
-    pub push: u32,
-    pub granted: Tokens,
-    pub burst: Tokens,
-    pub rate: Rate,
-    pub deadline: Micros,
 }
 
 /// A policy of this name that allows `amount`/`per` with `burst`.

@@ -1,0 +1,373 @@
+//! What can befall a Redis, and what must not come of it.
+
+use crate::support::*;
+use fred::prelude::*;
+use quorate::quota::amount::{Micros, Rate, Tokens};
+use quorate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
+use quorate::store::{AnyStore, Install, Session, Store, StoreError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A store whose buckets are full, and its session.
+async fn full(redis: &Redis) -> (RedisStore, Session) {
+    let store = redis.store();
+    let session = session(&store, None).await;
+    store.mark_full(session).await.unwrap();
+    (store, session)
+}
+
+/// Takes until there is an answer.
+async fn settled(store: &RedisStore, b: TestBucket, cost: i64) -> (bool, i64) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(answer) = spend(store, b, cost).await {
+            return answer;
+        }
+        assert!(Instant::now() < end, "no answer in time");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn flushall_is_a_loss() {
+    let redis = Redis::start(&[]).await;
+    let (store, first) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&worker, b, 4).await, Ok((true, 6)));
+    let _: () = redis.admin().await.flushall(false).await.unwrap();
+    let answer = spend(&worker, b, 1).await;
+    assert!(matches!(answer, Err(StoreError::Fenced | StoreError::Unavailable)), "{answer:?}");
+    let second = session(&store, Some(first)).await;
+    assert!(!second.kept);
+    assert_eq!(settled(&worker, b, 1).await, (false, 0), "never full because missing");
+    assert_eq!(store.mark_full(first).await, Err(StoreError::Fenced));
+}
+
+#[tokio::test]
+async fn a_crash_is_a_loss_with_and_without_a_snapshot() {
+    let mut redis = Redis::start(&[]).await;
+    let (store, mut last) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&worker, b, 4).await, Ok((true, 6)));
+    for snapshot in [false, true] {
+        if snapshot {
+            store.mark_full(last).await.unwrap();
+            assert_eq!(settled(&worker, bucket(2, 0, 10), 4).await, (true, 6));
+            let _: () = command(&redis.admin().await, "SAVE", &[]).await;
+        }
+        redis.kill();
+        detached(&store).await;
+        assert!(store.health().down.is_some());
+        assert_eq!(spend(&worker, b, 1).await, Err(StoreError::Unavailable));
+        redis.run().await;
+        let next = session(&store, Some(last)).await;
+        assert!(!next.kept);
+        assert_eq!(settled(&worker, b, 1).await, (false, 0));
+        assert_eq!(settled(&worker, bucket(2, 0, 10), 1).await, (false, 0), "the snapshot is not read");
+        assert_eq!(store.health().down, None);
+        last = next;
+    }
+}
+
+#[tokio::test]
+async fn starts_without_a_redis_and_finds_it_later() {
+    let mut redis = Redis::absent();
+    let store = redis.store();
+    let worker = store.worker();
+    let why = detached(&store).await;
+    assert!(!why.is_empty());
+    assert_eq!(spend(&worker, bucket(1, 0, 1), 1).await, Err(StoreError::Unavailable));
+    assert_eq!(store.prepare(Vec::new()).await, Err(StoreError::Unavailable));
+    redis.run().await;
+    let first = session(&store, None).await;
+    store.mark_full(first).await.unwrap();
+    assert_eq!(settled(&worker, bucket(1, 0, 1), 1).await, (true, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_redis_costs_no_more_than_the_timeout_and_nothing_late_is_done() {
+    let redis = Redis::start(&[]).await;
+    let (store, first) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 0, 1_000);
+    assert_eq!(spend(&worker, b, 1).await, Ok((true, 999)));
+    redis.signal("STOP");
+    let began = Instant::now();
+    // 50 callers, one request after the other, for two seconds.
+    let callers = (0..50).map(|_| {
+        let worker = worker.clone();
+        tokio::spawn(async move {
+            let mut unknown = 0;
+            while began.elapsed() < Duration::from_secs(2) {
+                let sent = Instant::now();
+                let answer = spend(&worker, b, 1).await;
+                assert!(sent.elapsed() < TIMEOUT * 5, "{:?}", sent.elapsed());
+                assert!(answer.is_err());
+                unknown += u32::from(answer == Err(StoreError::Unknown));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            unknown
+        })
+    });
+    let mut unknown = 0;
+    for caller in callers.collect::<Vec<_>>() {
+        unknown += caller.await.unwrap();
+    }
+    assert!((1..=100).contains(&unknown), "each caller waits once, or twice if it was quick: {unknown}");
+    assert!(store.health().down.is_some(), "and people are told");
+    redis.signal("CONT");
+    assert_eq!(settled(&worker, b, 0).await, (true, 999), "what was asked before is not done now");
+    assert_eq!(session(&store, None).await, first, "no loss: the answers were late, the clock was right");
+    until("healthy again", || async { store.health().down.is_none() }).await;
+}
+
+#[tokio::test]
+async fn forgotten_scripts_are_loaded_again() {
+    let redis = Redis::start(&[]).await;
+    let (store, first) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 0, 10);
+    for left in (0..10).rev() {
+        let _: () = command(&redis.admin().await, "SCRIPT", &["FLUSH"]).await;
+        assert_eq!(spend(&worker, b, 1).await, Ok((true, left)));
+    }
+    assert_eq!(session(&store, None).await, first);
+}
+
+#[tokio::test]
+async fn a_restarted_daemon_keeps_levels_and_no_leases() {
+    let redis = Redis::start(&[]).await;
+    let (store, first) = full(&redis).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&store, b, 4).await, Ok((true, 6)));
+    let deadline = store.prepare(Vec::new()).await.unwrap().0 + Micros::seconds(60);
+    let (granted, burst) = (Tokens::whole(20), Tokens::whole(20));
+    let record = Install {
+        bucket: b.id,
+        shape: b.shape,
+        unseen: None,
+        seq: 9,
+        push: 0,
+        granted,
+        burst,
+        rate: Rate::ZERO,
+        deadline,
+    };
+    assert_eq!(store.install(vec![record]).await.unwrap(), [Tokens::whole(26)]);
+    store.close().await;
+    assert_eq!(spend(&store, b, 1).await, Err(StoreError::Unavailable));
+
+    let store = redis.store();
+    let second = session(&store, None).await;
+    assert!(second.kept && second.nonce != first.nonce);
+    assert_eq!(store.mark_full(second).await, Err(StoreError::Fenced));
+    assert!(store.generation().full, "what was said of the data still holds");
+    assert_eq!(spend(&store, b, 0).await, Ok((true, 10)), "the lease's part is gone");
+    let record = Install { seq: 1, granted: Tokens::whole(1), ..record };
+    assert_eq!(store.install(vec![record]).await.unwrap(), [Tokens::whole(11)], "its seq starts over");
+}
+
+#[tokio::test]
+async fn a_second_daemon_takes_over_and_the_first_yields() {
+    let redis = Redis::start(&[]).await;
+    let (old, first) = full(&redis).await;
+    let old_worker = worker(&old).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&old_worker, b, 1).await, Ok((true, 9)));
+    let new = redis.store();
+    let second = session(&new, None).await;
+    assert!(second.kept);
+    let answer = spend(&old_worker, b, 1).await;
+    assert!(matches!(answer, Err(StoreError::Fenced | StoreError::Unavailable)), "{answer:?}");
+    detached(&old).await;
+    // For longer than a daemon's silence means that it is gone.
+    let end = Instant::now() + Duration::from_secs(6);
+    while Instant::now() < end {
+        assert_eq!(spend(&new, b, 0).await, Ok((true, 9)), "the second is left in peace");
+        assert!(old.session().borrow().session().is_none());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    new.close().await;
+    let third = session(&old, Some(first)).await;
+    assert!(third.kept);
+    assert_eq!(settled(&old_worker, b, 1).await, (true, 8));
+}
+
+#[tokio::test]
+async fn a_clock_that_steps_is_a_loss_and_mints_nothing() {
+    let redis = Redis::start_with_a_clock().await;
+    let (store, mut last) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 1, 1_000);
+    assert!(spend(&worker, b, 1_000).await.unwrap().0);
+    for offset in [7_200_000, 10_000, -7_200_000] {
+        redis.set_clock(offset);
+        let stepped = Instant::now();
+        let next = loop {
+            match spend(&worker, b, 100).await {
+                // Refused, or under the old clock, or empty under the new.
+                Ok((allowed, level)) => assert!(!allowed && level <= 60, "{level}"),
+                Err(error) => {
+                    assert!(matches!(error, StoreError::Unavailable | StoreError::Fenced), "{error}")
+                }
+            }
+            if let Some(session) = store.session().borrow().session().filter(|s| *s != last) {
+                break session;
+            }
+            assert!(stepped.elapsed() < PATIENCE);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        };
+        assert!(!next.kept);
+        last = next;
+    }
+    // A small one is not.
+    redis.set_clock(-7_199_900);
+    let until_it_was_seen = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until_it_was_seen {
+        assert!(!settled(&worker, b, 100).await.0);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(session(&store, None).await, last);
+}
+
+#[tokio::test]
+async fn a_demoted_primary_is_left_and_what_it_held_is_not_read_again() {
+    let (redis, other) = (Redis::start(&[]).await, Redis::start(&[]).await);
+    let (store, first) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&worker, b, 1).await, Ok((true, 9)));
+    let admin = redis.admin().await;
+    let _: () = command(&admin, "REPLICAOF", &["127.0.0.1", &other.port.to_string()]).await;
+    let why = detached(&store).await;
+    until("says why", || async { store.health().down.is_some_and(|why| why.contains("replica")) }).await;
+    assert!(!why.is_empty());
+    assert!(spend(&worker, b, 1).await.is_err());
+    let _: () = command(&admin, "REPLICAOF", &["NO", "ONE"]).await;
+    let second = session(&store, Some(first)).await;
+    assert!(!second.kept);
+    assert_eq!(settled(&worker, b, 1).await, (false, 0));
+}
+
+#[tokio::test]
+async fn a_lost_connection_alone_changes_nothing() {
+    let redis = Redis::start(&[]).await;
+    let (store, first) = full(&redis).await;
+    let worker = worker(&store).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&worker, b, 1).await, Ok((true, 9)));
+    let _: i64 = command(&redis.admin().await, "CLIENT", &["KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    assert_eq!(settled(&worker, b, 1).await, (true, 8));
+    assert_eq!(session(&store, None).await, first);
+}
+
+#[tokio::test]
+async fn every_key_expires() {
+    let redis = Redis::start(&[]).await;
+    let (store, _) = full(&redis).await;
+    for id in 0..20 {
+        let b = bucket(id, i64::from(id % 3), 10);
+        assert!(spend(&store, b, 4).await.unwrap().0);
+    }
+    let admin = redis.admin().await;
+    let keys: Vec<String> = command(&admin, "KEYS", &["*"]).await;
+    assert_eq!(keys.len(), 21, "{keys:?}");
+    for key in keys {
+        assert!(key.starts_with("q1:prod:us-east:"), "{key}");
+        let left: i64 = admin.pttl(&key).await.unwrap();
+        assert!(left > 0, "{key} has no TTL");
+    }
+}
+
+#[tokio::test]
+async fn requests_share_calls() {
+    let redis = Redis::start(&[]).await;
+    let (store, _) = full(&redis).await;
+    let worker = worker(&store).await;
+    let admin = redis.admin().await;
+    let _: () = command(&admin, "CONFIG", &["RESETSTAT"]).await;
+    let b = bucket(1, 0, 1_000);
+    let asks = (0..2_000).map(|_| spend(&worker, b, 1));
+    let answers = futures::future::join_all(asks).await;
+    let allowed = answers.iter().filter(|answer| matches!(answer, Ok((true, _)))).count();
+    assert_eq!(allowed, 1_000, "exactly what there was");
+    let stats: String = command(&admin, "INFO", &["commandstats"]).await;
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
+    let calls: u64 = calls.split(',').next().unwrap().parse().unwrap();
+    assert!(calls < 100, "{calls} calls for 2000 requests");
+}
+
+#[tokio::test]
+async fn workers_on_their_own_runtimes_share_buckets() {
+    let redis = Redis::start(&[]).await;
+    let (store, _) = full(&redis).await;
+    let b = bucket(1, 0, 500);
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let store = AnyStore::Redis(store.clone());
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let worker = store.worker();
+                    until("connected", || async { spend(&worker, b, 0).await.is_ok() }).await;
+                    let mut allowed = 0;
+                    for _ in 0..300 {
+                        allowed += u32::from(spend(&worker, b, 1).await.unwrap().0);
+                    }
+                    allowed
+                })
+            })
+        })
+        .collect();
+    let all = tokio::task::spawn_blocking(|| threads.into_iter().map(|t| t.join().unwrap()).sum::<u32>());
+    assert_eq!(all.await.unwrap(), 500);
+}
+
+#[tokio::test]
+async fn a_full_or_evicting_redis_says_so() {
+    let redis = Redis::start(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
+    let (store, first) = full(&redis).await;
+    assert!(store.health().evicts.is_some_and(|why| why.contains("allkeys-lru")));
+    let admin = redis.admin().await;
+    let _: () = command(&admin, "CONFIG", &["SET", "maxmemory-policy", "noeviction"]).await;
+    let _: () = command(&admin, "CONFIG", &["SET", "maxmemory", "1"]).await;
+    let b = bucket(1, 0, 10);
+    assert_eq!(spend(&store, b, 1).await, Err(StoreError::Unavailable));
+    until("says so", || async { store.health().down.is_some_and(|why| why.contains("OOM")) }).await;
+    let _: () = command(&admin, "CONFIG", &["SET", "maxmemory", "0"]).await;
+    assert_eq!(settled(&store, b, 1).await, (true, 9));
+    assert_eq!(session(&store, None).await, first);
+    until("and no more", || async { store.health().down.is_none() }).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_and_not_shown() {
+    let redis = Redis::start(&["--requirepass", "right-one"]).await;
+    let with = |password: &str| RedisConfig {
+        url: format!("redis://:{password}@127.0.0.1:{}", redis.port),
+        ..redis.config()
+    };
+    let config = with("wrong-one");
+    assert!(!format!("{config:?}").contains("wrong-one"));
+    let store = RedisStore::connect(&config).unwrap();
+    until("says why", || async { store.health().down.is_some_and(|why| why.contains("WRONGPASS")) }).await;
+    assert!(!store.health().down.unwrap().contains("wrong-one"));
+    let store = RedisStore::connect(&with("right-one")).unwrap();
+    session(&store, None).await;
+}
+
+#[tokio::test]
+async fn a_configuration_of_no_use_is_refused() {
+    let redis = Redis::absent();
+    let refused = |config: RedisConfig| RedisStore::connect(&config).err().unwrap();
+    let url = |url: &str| refused(RedisConfig { url: url.to_owned(), ..redis.config() });
+    assert_eq!(url("redis-sentinel://a:1?sentinelServiceName=x"), RedisConfigError::Topology("Sentinel"));
+    assert_eq!(url("redis-cluster://a:1"), RedisConfigError::Topology("Redis Cluster"));
+    assert!(matches!(url("http://user:secret@a"), RedisConfigError::Url(why) if !why.contains("secret")));
+    let name = refused(RedisConfig { region: "a:b".to_owned(), ..redis.config() });
+    assert!(name.to_string().contains("a:b"));
+    let timeout = refused(RedisConfig { timeout: Duration::ZERO, ..redis.config() });
+    assert_eq!(timeout, RedisConfigError::Timeout);
+}
