@@ -12,13 +12,13 @@ use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
 use crate::quota::policy::{Limit, Mode, OnStoreFailure, TokenBucket};
 use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
-use crate::server::Decide;
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
 use crate::telemetry::Metrics;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -62,6 +62,20 @@ impl Core {
     pub fn set_lease_takes(&self, time: Micros) {
         self.lease_takes.store(time.0, Ordering::Relaxed);
     }
+}
+
+/// What decides about requests. Each worker thread has its own (see [`start`]).
+pub trait Decide: Clone + Send + Sync + 'static {
+    /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
+    /// waits (for a lease, for the store) stops waiting before it.
+    ///
+    /// # Errors
+    /// A request that cannot be checked as it is. Everything else that goes wrong becomes a verdict.
+    fn check(
+        &self,
+        request: &Request<'_>,
+        deadline: Option<Duration>,
+    ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
 }
 
 /// Decides about requests. Each worker thread has its own, with its own way to the store.

@@ -11,12 +11,11 @@ pub mod listen;
 pub mod problem;
 pub mod state;
 
-use crate::quota::matching::{Request, RequestFault};
-use crate::quota::verdict::Verdict;
+pub use crate::limiter::Decide;
+
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
 use listen::{Acceptor, ConnectionLimits, Worker};
-use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,20 +23,6 @@ use tokio::sync::{Semaphore, watch};
 
 /// The largest body of a request, in bytes (HTTP and gRPC).
 pub const BODY_MAX: usize = 64 * 1024;
-/// What decides about requests. Each worker thread has its own (see [`start`]).
-pub trait Decide: Clone + Send + Sync + 'static {
-    /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
-    /// waits (for a lease, for the store) stops waiting before it.
-    ///
-    /// # Errors
-    /// A request that cannot be checked as it is. Everything else that goes wrong becomes a verdict.
-    fn check(
-        &self,
-        request: &Request<'_>,
-        deadline: Option<Duration>,
-    ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
-}
-
 /// Where callers connect; see [`listen::bind`].
 #[derive(Debug)]
 pub struct Listeners {

@@ -3,12 +3,12 @@
 //! The pool is in memory. After a restart it is the newest snapshot plus the log behind it.
 
 use super::changes::Feeds;
-use super::clock::{self, TermClock};
+use super::clock;
 use super::log::LogStore;
 use super::snapshot::{SnapshotDir, SnapshotFile};
 use super::types::{LeaderId, LogId, Membership, PeerNode, Response, SnapshotMeta, TypeConfig, leadership};
 use super::{AppliedAt, SharedPool};
-use crate::quota::pool::{Entry, Pool};
+use crate::quota::pool::{Entry, Pool, RaftClock, Stamp};
 use futures::{Stream, TryStreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
 use openraft::{EntryPayload, OptionalSend};
@@ -25,7 +25,7 @@ pub(super) struct Replica {
     pub pool: SharedPool,
     pub feeds: Feeds,
     /// The Raft clock of the newest leadership of this node's.
-    pub clock: watch::Sender<Option<TermClock>>,
+    pub clock: watch::Sender<Option<RaftClock>>,
     /// Told when enough has been applied for a snapshot.
     pub snapshot_due: Notify,
     applied_at: Mutex<AppliedAt>,
@@ -44,6 +44,18 @@ impl Replica {
 
     pub fn applied_at(&self) -> AppliedAt {
         *self.applied_at_mut()
+    }
+
+    /// The stamp of an entry that is closed now; `None` if the clock of `term` has not begun, or another has.
+    pub fn stamp(&self, term: u64) -> Option<Stamp> {
+        let mut stamp = None;
+        self.clock.send_if_modified(|clock| {
+            let clock = clock.as_mut().filter(|clock| clock.term() == term);
+            stamp = clock.map(|clock| clock.stamp(clock::now()));
+            // Nobody waits for the clock's hands.
+            false
+        });
+        stamp
     }
 
     fn applied_at_mut(&self) -> MutexGuard<'_, AppliedAt> {
@@ -65,7 +77,7 @@ impl Replica {
         let begun = self.clock.borrow().is_some_and(|clock| clock.term() >= term);
         if !begun {
             let tau = self.pool.read().tau();
-            self.clock.send_replace(Some(TermClock::begin(term, tau, clock::now())));
+            self.clock.send_replace(Some(RaftClock::begin(term, tau, clock::now())));
         }
     }
 }
@@ -251,7 +263,6 @@ mod tests {
     use super::super::types::Command;
     use super::*;
     use crate::quota::amount::Micros;
-    use crate::quota::pool::Stamp;
     use openraft::testing::log::{StoreBuilder, Suite};
     use openraft::{StorageError, entry::RaftEntry};
     use tempfile::TempDir;
@@ -304,9 +315,12 @@ mod tests {
         apply(&mut machine, vec![blank]).await;
         let begun = replica.clock.borrow().unwrap();
         assert_eq!(begun.term(), leadership(&LeaderId { term: 2, node_id: 1 }));
-        assert!(begun.stamp(clock::now()).tau >= Micros(70));
+        let stamp = replica.stamp(begun.term()).unwrap();
+        assert!(stamp.tau >= Micros(70) && stamp.term == begun.term());
+        assert_eq!(replica.stamp(begun.term() + 1), None);
+        let stamped = *replica.clock.borrow();
         apply(&mut machine, vec![entry(log_id(2, 1, 3), 90)]).await;
-        assert_eq!(*replica.clock.borrow(), Some(begun), "it begins once a term");
+        assert_eq!(*replica.clock.borrow(), stamped, "it begins once a term");
         assert_eq!(replica.applied_at().stamp.tau, Micros(90));
         assert!(tokio::time::timeout(std::time::Duration::from_millis(5), feed.next()).await.is_err());
     }

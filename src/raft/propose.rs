@@ -3,7 +3,6 @@
 //! What arrives while others wait, its own and other regions', goes into one entry, stamped when it is closed: after the
 //! last of its requests has arrived.
 
-use super::clock::{self, TermClock};
 use super::machine::Replica;
 use super::node::OpenRaft;
 use super::types::{Command, LeaderId, TypeConfig, encoded_len, leadership};
@@ -105,16 +104,18 @@ impl Gatherer {
             if self.in_flight.available_permits() + 1 < IN_FLIGHT_MAX {
                 tokio::time::sleep(COMPANY).await;
             }
-            let lead = self.lead().await;
+            let leader = self.lead().await;
             let batch = self.gather(first);
-            match lead {
-                None => batch.answer(&Err(ProposeError::NotSent { retry: true })),
-                Some(_) if batch.replies.is_empty() => (),
-                Some((leader, clock)) => {
-                    // Now, after the last request has arrived.
-                    let stamp = clock.stamp(clock::now());
+            if batch.replies.is_empty() {
+                continue;
+            }
+            // Now, after the last request has arrived.
+            let stamped = leader.and_then(|leader| Some((leader, self.replica.stamp(leadership(&leader))?)));
+            match stamped {
+                Some((leader, stamp)) => {
                     tokio::spawn(write(self.raft.clone(), leader, stamp, batch, permit));
                 }
+                None => batch.answer(&Err(ProposeError::NotSent { retry: true })),
             }
         }
     }
@@ -143,9 +144,9 @@ impl Gatherer {
         batch
     }
 
-    /// The leadership of this node, if it has one, and its Raft clock. A new leader's clock begins when it has applied
-    /// the first entry of its own; until then, proposals wait for it.
-    async fn lead(&self) -> Option<(LeaderId, TermClock)> {
+    /// The leadership of this node, if it has one, and once its Raft clock has begun: when it has applied the first
+    /// entry of its own. Until then, proposals wait for it.
+    async fn lead(&self) -> Option<LeaderId> {
         let deadline = Instant::now() + NEW_LEADER;
         let mut metrics = self.raft.server_metrics();
         let mut clock = self.replica.clock.subscribe();
@@ -155,9 +156,8 @@ impl Gatherer {
                 return None;
             }
             let leader = *now.vote.leader_id();
-            if let Some(clock) = clock.borrow_and_update().filter(|clock| clock.term() == leadership(&leader))
-            {
-                return Some((leader, clock));
+            if clock.borrow_and_update().is_some_and(|clock| clock.term() == leadership(&leader)) {
+                return Some(leader);
             }
             tokio::select! {
                 changed = metrics.changed() => changed.ok()?,

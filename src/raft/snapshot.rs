@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot is never larger than this.
-pub(super) const SNAPSHOT_BYTES_MAX: u64 = 1_024 * 1_024 * 1_024;
+pub(super) const SNAPSHOT_BYTES_MAX: u64 = 4 * 1_024 * 1_024 * 1_024;
 /// The newest, and the one before it, for the case that the newest cannot be read.
 const KEPT: usize = 2;
 const MAGIC: &[u8; 7] = b"QRSNAP\x01";
