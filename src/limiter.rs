@@ -194,9 +194,11 @@ impl<S: Store> Limiter<S> {
             .map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.policy.pool_full + h.policy.shape.cap))
             .collect();
         let _guards = guards?;
+        let tallies = || lacking.iter().filter_map(|h| h.tally.as_ref());
+        let installs = || tallies().map(|t| t.installs()).sum::<u64>();
+        let (mut seen, mut later) = (installs(), None);
         loop {
             // Made before looking, so that news in between is not missed.
-            let tallies = || lacking.iter().filter_map(|h| h.tally.as_ref());
             let news = tallies().map(|t| {
                 let mut news = Box::pin(t.news.notified());
                 news.as_mut().enable();
@@ -204,21 +206,24 @@ impl<S: Store> Limiter<S> {
             });
             let news = futures::future::select_all(news.collect::<Vec<_>>());
             if tallies().all(|t| t.asking() == Asking::No) {
-                return self.again(held).await;
+                if installs() == seen {
+                    self.core.metrics.waited("denied");
+                    return if later.is_some() { later } else { self.again(held).await };
+                }
+                // A lease came, and others who waited were served by it: there may be more.
+                seen = installs();
+                tallies().for_each(|t| self.core.table.poke(t));
             }
             if tokio::time::timeout_at(until, news).await.is_err() {
                 self.core.metrics.waited("timed_out");
                 return self.again(held).await;
             }
-            let later = self.again(held).await?;
-            if later.allowed {
+            let tried = self.again(held).await?;
+            if tried.allowed {
                 self.core.metrics.waited("granted");
-                return Some(later);
+                return Some(tried);
             }
-            if tallies().all(|t| t.asking() == Asking::No) {
-                self.core.metrics.waited("denied");
-                return Some(later);
-            }
+            later = Some(tried);
         }
     }
 

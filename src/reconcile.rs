@@ -386,12 +386,15 @@ impl Reconcile {
                 tau_age: age,
             });
             loan.tally.set_low_water(loan.borrower.low_water());
-            loan.tally.set_elsewhere(pool.free(policy.id, *bucket, pool.tau() + age.discount(DRIFT_PPM)));
+            let free = pool.free(policy.id, *bucket, pool.tau() + age.discount(DRIFT_PPM));
+            loan.tally.set_elsewhere(free);
             match plan {
                 Some(plan) => plans.push((*bucket, plan)),
                 None => {
-                    // Who waits goes on waiting for an ask that only has to keep its distance from the last one.
-                    if !loan.borrower.is_out() && !loan.borrower.is_held_back(now) {
+                    // Who waits goes on waiting for an ask that only has to keep its distance from the last one, if there
+                    // is something to be had.
+                    let of_use = free.is_positive() && free >= loan.largest_waiting(&offered);
+                    if !loan.borrower.is_out() && !(of_use && loan.borrower.is_held_back(now)) {
                         loan.tally.set_asking(Asking::No);
                     }
                     let next = loan.borrower.next_look(now);

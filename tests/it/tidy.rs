@@ -14,10 +14,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("telemetry", &["quota", "config"]),
     ("store", &["quota", "telemetry"]),
     ("raft", &["quota", "telemetry"]),
-    // `server` asks through a trait of its own, which `limiter` implements: the dependency points inwards.
-    ("limiter", &["store", "quota", "telemetry", "server"]),
+    ("limiter", &["store", "quota", "telemetry"]),
     ("reconcile", &["store", "raft", "quota", "limiter", "telemetry"]),
-    ("server", &["quota", "config", "telemetry"]),
+    ("server", &["limiter", "quota", "config", "telemetry"]),
     ("wan", &[]),
 ];
 
