@@ -83,7 +83,7 @@ async fn what_one_region_has_spent_is_spent_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_small_limit_is_whole_in_whichever_region_it_is_asked_for() {
+async fn a_small_limit_is_one_limit_whichever_region_is_asked() {
     let cluster = Cluster::start(one_policy("{ rate: 4/m, burst: 4 }", ", reserve: 0%, wait: 2s")).await;
     let history = History::default();
     let (apis, ask) = (cluster.apis(), Ask::new("small", "api", &[("tenant", "7")]));
@@ -91,15 +91,20 @@ async fn a_small_limit_is_whole_in_whichever_region_it_is_asked_for() {
     assert_eq!(
         history.admitted("small").len(),
         3,
-        "the first region gets what is there: {}",
+        "one region gets what is there: {}",
         history.denials("small")
     );
-    // The fourth may be on loan to the first region: it comes when the second asks for it.
-    let in_the_second = || async {
-        flood(&ask, &apis[1..2], 4, 0, Duration::ZERO, &history).await;
-        hold(history.admitted("small").len() >= 4, || history.denials("small"))
+    flood(&ask, &apis[1..2], 4, 0, Duration::ZERO, &history).await;
+    flood(&ask, &apis[2..], 4, 0, Duration::ZERO, &history).await;
+    Bound { amount: 4, per_seconds: 60, burst: 4 }.must_hold(&history.admitted("small"));
+    // Then it is refilled, and that goes to whoever asks: one in 15 seconds.
+    let refilled = || async {
+        flood(&ask, &apis[1..2], 1, 0, Duration::ZERO, &history).await;
+        hold(history.count("small", Some(1), 200, ago(seconds(60)), Instant::now()) >= 1, || {
+            history.denials("small")
+        })
     };
-    eventually("what one region leaves another can have", seconds(5), in_the_second).await;
+    eventually("the second region gets the next token", seconds(20), refilled).await;
     Bound { amount: 4, per_seconds: 60, burst: 4 }.must_hold(&history.admitted("small"));
 }
 
@@ -328,16 +333,11 @@ async fn daemons_restarted_one_by_one_stay_within_the_bound() {
     admits(&history, "all", None, 50, 3 * LEASE).await;
     drop(load);
     Bound::per_second(60, 60).must_hold(&history.admitted("all"));
-    let errors = history.events().iter().filter(|e| e.status >= 500).count();
-    let all = history.events().len();
-    let why = || {
-        format!(
-            "{errors} of {all} answers were 5xx: {:?}\n{}",
-            history.statuses("all"),
-            history.denials("all")
-        )
-    };
-    assert!(errors * 100 <= all, "{}", why());
+    // No burst of errors: each restart costs its region a few answers at most, while the daemon finds its store.
+    for region in 0..REGIONS.len() {
+        let errors = history.events().iter().filter(|e| e.region == region && e.status >= 500).count();
+        assert!(errors <= 10, "{errors} errors in {}:\n{}", REGIONS[region], history.denials("all"));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
