@@ -390,7 +390,8 @@ impl Reconcile {
             match plan {
                 Some(plan) => plans.push((*bucket, plan)),
                 None => {
-                    if !loan.borrower.is_out() {
+                    // Who waits goes on waiting for an ask that only has to keep its distance from the last one.
+                    if !loan.borrower.is_out() && !loan.borrower.is_held_back(now) {
                         loan.tally.set_asking(Asking::No);
                     }
                     let next = loan.borrower.next_look(now);

@@ -379,6 +379,13 @@ impl Borrower {
         causes.min().unwrap_or(now + IDLE).max(now + LOOK_MIN + LOOK_MIN)
     }
 
+    /// Requests wait or were denied, and it has not looked at what could be done for them, only because its last ask was too
+    /// short a time ago: [`Self::next_look`] says when it will.
+    #[must_use]
+    pub fn is_held_back(&self, now: Micros) -> bool {
+        self.starved && now < self.next_ask
+    }
+
     /// Consider it when a take has left less than this in the store.
     #[must_use]
     pub fn low_water(&self) -> Tokens {

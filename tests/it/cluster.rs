@@ -109,7 +109,7 @@ async fn regions_far_below_the_limit_are_never_denied() {
     drop(load);
     let sent = history.events().len();
     assert!(sent >= 400, "{sent} of 450 were sent");
-    assert_eq!(history.admitted("tenth").len(), sent, "{:?}", history.statuses("tenth"));
+    assert_eq!(history.admitted("tenth").len(), sent, "denied:\n{}", history.denials("tenth"));
     Bound::per_second(100, 100).must_hold(&history.admitted("tenth"));
 }
 
@@ -326,7 +326,14 @@ async fn daemons_restarted_one_by_one_stay_within_the_bound() {
     Bound::per_second(60, 60).must_hold(&history.admitted("all"));
     let errors = history.events().iter().filter(|e| e.status >= 500).count();
     let all = history.events().len();
-    assert!(errors * 100 <= all, "{errors} of {all} answers were 5xx: {:?}", history.statuses("all"));
+    let why = || {
+        format!(
+            "{errors} of {all} answers were 5xx: {:?}\n{}",
+            history.statuses("all"),
+            history.denials("all")
+        )
+    };
+    assert!(errors * 100 <= all, "{}", why());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

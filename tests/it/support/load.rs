@@ -45,7 +45,14 @@ pub struct Event {
     pub answered: Instant,
     /// The status; 0: no answer.
     pub status: u16,
+    /// The first limit's reason, if there was an answer.
+    pub reason: &'static str,
 }
+
+/// The reasons of the contract.
+const REASONS: [&str; 5] = ["ok", "over_limit", "no_lease", "store_unavailable", "shadow"];
+/// How many denials a message lists.
+const DENIALS_MAX: usize = 40;
 
 /// What became of every request so far. Clones share it.
 #[derive(Clone, Default)]
@@ -100,6 +107,19 @@ impl History {
         let line =
             |(second, counts): (&u64, &BTreeMap<(usize, u16), usize>)| format!("{second:>3} s {counts:?}");
         seconds.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The first of those that were not admitted: when they were sent (seconds since the first of all), where, how long
+    /// they took, and why; for messages.
+    pub fn denials(&self, name: &str) -> String {
+        let events = self.events();
+        let Some(start) = events.iter().map(|e| e.sent).min() else { return "nothing was sent".to_owned() };
+        let denied = events.iter().filter(|e| e.name == name && e.status != 200).take(DENIALS_MAX);
+        let line = |e: &Event| {
+            let (at, took) = ((e.sent - start).as_secs_f64(), (e.answered - e.sent).as_millis());
+            format!("{at:>7.3} s region {} took {took} ms: {} {}", e.region, e.status, e.reason)
+        };
+        denied.map(line).collect::<Vec<_>>().join("\n")
     }
 
     fn add(&self, event: Event) {
@@ -187,7 +207,12 @@ async fn send_steadily(ask: Ask, region: usize, api: Api, rate: Arc<AtomicU64>, 
 /// Sends one request; was it admitted?
 async fn send(ask: &Ask, region: usize, api: &Api, history: &History) -> bool {
     let sent = Instant::now();
-    let status = api.post("/v1/check", &ask.body).await.map_or(0, |answer| answer.status);
-    history.add(Event { name: ask.name, region, sent, answered: Instant::now(), status });
+    let answer = api.post("/v1/check", &ask.body).await;
+    let answered = Instant::now();
+    let status = answer.as_ref().map_or(0, |answer| answer.status);
+    let holds =
+        |reason: &&&str| answer.as_ref().is_ok_and(|a| a.text.contains(&format!("\"reason\":\"{reason}\"")));
+    let reason = REASONS.iter().find(holds).copied().unwrap_or("none");
+    history.add(Event { name: ask.name, region, sent, answered, status, reason });
     status == 200
 }
