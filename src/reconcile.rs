@@ -231,7 +231,7 @@ impl Reconcile {
                 self.core.set_lease_takes(self.rtt);
             }
             loan.tally.set_cut_off(false);
-            self.book.to_install(bucket, grant, now);
+            self.book.queue_install(bucket, grant, now);
         }
     }
 
@@ -323,7 +323,7 @@ impl Reconcile {
                 Err(error) => {
                     tracing::debug!(%error, "leases could not be installed; trying again");
                     for (bucket, grant) in buckets {
-                        self.book.to_install(bucket, grant, now + RETRY_INSTALL);
+                        self.book.queue_install(bucket, grant, now + RETRY_INSTALL);
                     }
                     return;
                 }

@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let clear = args.watch && std::io::stdout().is_terminal();
             let mut out = std::io::stdout().lock();
             // Whoever reads may go away: that ends the command, without a fuss.
-            if write!(out, "{}{text}\n", if clear { "\x1b[H\x1b[2J" } else { "" })
+            if writeln!(out, "{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" })
                 .and_then(|()| out.flush())
                 .is_err()
             {

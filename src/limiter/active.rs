@@ -1,6 +1,6 @@
 //! The policies in force in this region, compiled for the fast loop.
 
-use crate::quota::amount::{DRIFT_PPM, Tokens};
+use crate::quota::amount::Tokens;
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{
@@ -95,7 +95,7 @@ impl ActivePolicy {
         Self {
             id,
             part,
-            shape: shape(&part),
+            shape: part.shape(),
             unseen,
             pooled: cut.is_some_and(|c| c.pooled),
             pool_full,
@@ -103,12 +103,6 @@ impl ActivePolicy {
             policy,
         }
     }
-}
-
-/// A part as a bucket.
-#[must_use]
-pub fn shape(part: &Part) -> Shape {
-    Shape { rate: part.rate.discount(DRIFT_PPM), cap: part.cap() }
 }
 
 fn overrides(metrics: &Metrics) -> ActivePolicy {

@@ -9,6 +9,7 @@
 
 use super::amount::{Level, Micros, Rate, Tokens};
 use super::policy::LEASE_MAX;
+use serde::{Deserialize, Serialize};
 
 /// The largest amount in a bucket, 2^53 - 1: Lua's doubles hold it exactly.
 pub const EXACT_MAX: i64 = 9_007_199_254_740_991;
@@ -84,7 +85,7 @@ impl Generation {
 
 /// The state of a bucket that the store does not hold: `level` at store time `at`, refilling from then on
 /// (not before: `at` may lie in the future).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
     /// Tokens in it ...
     pub level: Tokens,
@@ -123,6 +124,39 @@ impl Unseen {
             Some(u) => (scaled(u.level.min(old.cap)), u.at),
         };
         (level < new.cap).then_some(Self { level, at: from + fill })
+    }
+}
+
+impl Unseen {
+    /// The same on another clock, which reads `to` when this one reads `from`.
+    #[must_use]
+    pub fn on_clock(self, from: Micros, to: Micros) -> Self {
+        Self { level: self.level, at: to + (self.at - from) }
+    }
+
+    /// What a region takes its buckets for that the store does not hold, when it begins to use `new` of a policy's reserve: no
+    /// more than what it knows itself, nor than `in_pool`, which the replicas know (both by the store's clock).
+    ///
+    /// `before` is what it used until now. A daemon that has just started does not know: if the store has lost data meanwhile, and a
+    /// change is not long past, nobody can say what such a bucket holds, and it is taken to be empty.
+    #[must_use]
+    pub fn adopt(
+        before: Option<(Shape, Option<Self>)>,
+        new: Shape,
+        in_pool: Option<Self>,
+        generation: Generation,
+        now: Micros,
+    ) -> Option<Self> {
+        let known = match before {
+            Some((old, unseen)) if old == new => unseen,
+            Some((old, unseen)) => Self::after_change(old, new, generation.unseen(old, unseen, now), now),
+            None if in_pool.is_some() && !generation.full => Some(Self { level: Tokens::ZERO, at: now }),
+            None => None,
+        };
+        match (known, in_pool) {
+            (Some(a), Some(b)) => Some(Self { level: a.level.min(b.level), at: a.at.max(b.at) }),
+            (one, other) => one.or(other),
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! Values of these types are valid by construction: `config::policies` makes them out of YAML and refuses
 //! everything else. They travel through the Raft log, so fields and variants are only ever appended.
 
-use super::amount::{Micros, Rate, Tokens};
+use super::amount::{DRIFT_PPM, Micros, Rate, Tokens};
+use super::bucket::Shape;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -272,6 +273,12 @@ impl Part {
     #[must_use]
     pub fn cap(&self) -> Tokens {
         self.burst + self.overdraft
+    }
+
+    /// The region's bucket as its store keeps it: the rate discounted for clock drift.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        Shape { rate: self.rate.discount(DRIFT_PPM), cap: self.cap() }
     }
 }
 

@@ -25,6 +25,7 @@ use self::decide::Decision;
 use self::ledger::Ledger;
 use self::policies::{Policies, Slot, Terms};
 use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
+use super::bucket::Unseen;
 use super::policy::{BucketId, Cut, Part, Policy, RegionName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -206,10 +207,10 @@ impl Pool {
         self.policies.slot(policy)?.usable(region)
     }
 
-    /// The level (overdraft included) at Raft time [`Self::tau`] of a bucket that the region's store has never seen;
-    /// `None`: it is full. Not full for some time after a policy raised the reserve: nobody gains tokens by that.
+    /// What a bucket that the region's store does not hold is (overdraft included), in Raft time; `None`: it is full. Not full
+    /// for some time after a policy changed the reserve: nobody gains tokens by that (see [`Unseen::after_change`]).
     #[must_use]
-    pub fn unseen(&self, policy: u32, region: RegionId) -> Option<Tokens> {
+    pub fn unseen(&self, policy: u32, region: RegionId) -> Option<Unseen> {
         self.policies.slot(policy)?.unseen_part(region, self.tau)
     }
 

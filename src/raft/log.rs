@@ -156,7 +156,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let Some(committed) = committed else { return Ok(()) };
         let mut log = self.lock();
         log.commit(Record(committed))?;
-        log.flush(false, None)
+        // Synced too: after a power cut this node must not go back to policies older than those that it acknowledged.
+        log.flush(true, None)
     }
 
     async fn read_committed(&mut self) -> io::Result<Option<LogId>> {

@@ -114,7 +114,7 @@ impl Book {
     }
 
     /// This record is to be put into the store, not before `at`. It replaces an older one.
-    pub fn to_install(&mut self, bucket: BucketId, grant: Grant, at: Micros) {
+    pub fn queue_install(&mut self, bucket: BucketId, grant: Grant, at: Micros) {
         let Some(loan) = self.loans.get_mut(&bucket) else { return };
         if loan.install.is_some_and(|(_, other)| (other.seq, other.push) > (grant.seq, grant.push)) {
             return;

@@ -1,8 +1,8 @@
 //! From the policies in the pool to those that the fast loop goes by.
 
 use super::{REPEAT, Reconcile};
-use crate::limiter::active::{Active, ActivePolicy, shape};
-use crate::quota::amount::Micros;
+use crate::limiter::active::{Active, ActivePolicy};
+use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Unseen;
 use crate::quota::policy::Part;
 use crate::quota::pool::{Ack, Op};
@@ -37,13 +37,17 @@ impl Reconcile {
         if before.version == version && parts().all(same) {
             return false;
         }
-        let now = self.store.now();
+        let (now, generation) = (self.store.now(), self.store.generation());
+        let age = (clock::now() - self.raft.applied_at().at).or_zero();
+        let tau = pool.tau() + age.discount(DRIFT_PPM);
         let regions = pool.regions();
         let policies = pool
             .policies()
             .map(|view| {
                 let part = pool.usable(view.id, me).unwrap_or_default();
-                let unseen = self.unseen(before.policy(view.id), part, pool.unseen(view.id, me), now);
+                let known = before.policy(view.id).map(|p| (p.shape, p.unseen));
+                let in_pool = pool.unseen(view.id, me).map(|unseen| unseen.on_clock(tau, now));
+                let unseen = Unseen::adopt(known, part.shape(), in_pool, generation, now);
                 let policy = view.policy.clone();
                 ActivePolicy::new(view.id, policy, regions, part, unseen, &self.core.metrics)
             })
@@ -60,29 +64,6 @@ impl Reconcile {
         }
         self.progress.send_modify(|p| p.policies = version);
         true
-    }
-
-    /// What a bucket is that the store does not hold: no more than the pool says, nor than what could have expired too early
-    /// under the policy before.
-    fn unseen(
-        &self,
-        before: Option<&ActivePolicy>,
-        part: Part,
-        in_pool: Option<crate::quota::amount::Tokens>,
-        now: Micros,
-    ) -> Option<Unseen> {
-        let expired = before.and_then(|old| {
-            if old.shape == shape(&part) {
-                return old.unseen;
-            }
-            let known = self.store.generation().unseen(old.shape, old.unseen, now);
-            Unseen::after_change(old.shape, shape(&part), known, now)
-        });
-        let filling = in_pool.map(|level| Unseen { level, at: now });
-        match (expired, filling) {
-            (Some(a), Some(b)) => Some(Unseen { level: a.level.min(b.level), at: a.at.max(b.at) }),
-            (one, other) => one.or(other),
-        }
     }
 
     /// Says that this region uses no more than the policies in force allow, once that is so for everything under way.

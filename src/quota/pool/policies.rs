@@ -13,6 +13,7 @@
 use super::entry::RegionId;
 use super::ledger::Ledger;
 use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
+use crate::quota::bucket::Unseen;
 use crate::quota::policy::{Cut, Limit, Mode, Part, Policy, RegionName, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -55,8 +56,8 @@ pub(super) struct Slot {
     editions: Vec<Edition>,
     /// What each region may use.
     usable: Vec<Part>,
-    /// What a bucket that a region's store has never seen has of its reserve, at `unseen.at`.
-    unseen_parts: Vec<Level>,
+    /// What a bucket that a region's store does not hold has of its reserve, in Raft time; `None`: all of it.
+    unseen_parts: Vec<Option<Unseen>>,
     /// The pool of a bucket that has never been asked about. Full, except while a policy that enlarged the pool has not
     /// yet filled up: nobody gains tokens by a change of policy.
     pub(super) unseen: Ledger,
@@ -234,13 +235,12 @@ impl Policies {
         let id = self.next_id;
         self.next_id = self.next_id.checked_add(1)?;
         let edition = Edition::of(policy, regions, self.version);
-        let none = vec![Level::default(); regions.len()];
         let mut slot = Slot {
             id,
             name: policy.name.clone(),
             editions: vec![edition],
             usable: Vec::new(),
-            unseen_parts: none,
+            unseen_parts: vec![None; regions.len()],
             unseen: Ledger::new(id, tau),
             pool: Default::default(),
         };
@@ -265,13 +265,14 @@ impl Slot {
         self.usable.get(usize::from(region.0)).copied()
     }
 
-    /// What a bucket that the region's store has never seen has of its reserve (overdraft included) at Raft time `tau`;
-    /// `None`: all of it.
-    pub(super) fn unseen_part(&self, region: RegionId, tau: Micros) -> Option<Tokens> {
+    /// What a bucket that the region's store does not hold has of its reserve (overdraft included), in Raft time; `None`: all
+    /// of it.
+    pub(super) fn unseen_part(&self, region: RegionId, tau: Micros) -> Option<Unseen> {
         let part = self.usable(region)?;
-        let mut level = *self.unseen_parts.get(usize::from(region.0))?;
-        level.accrue(part.rate, tau - self.unseen.at, part.cap());
-        (level.tokens < part.cap()).then_some(level.tokens)
+        let unseen = self.unseen_parts.get(usize::from(region.0)).copied()??;
+        let mut level = Level::new(unseen.level);
+        level.accrue(part.shape().rate, tau - unseen.at, part.cap());
+        (level.tokens < part.cap()).then_some(unseen)
     }
 
     /// Says whether it was unlimited and is not any more: then it starts full, like a new one.
@@ -308,9 +309,6 @@ impl Slot {
 
     fn advance(&mut self, tau: Micros) {
         let passed = tau - self.unseen.at;
-        for (level, part) in self.unseen_parts.iter_mut().zip(&self.usable) {
-            level.accrue(part.rate, passed, part.cap());
-        }
         let (rate, burst) = self.pool;
         self.unseen.level.accrue(rate.or_zero(), passed, burst.or_zero());
         self.unseen.at = self.unseen.at.max(tau);
@@ -319,6 +317,7 @@ impl Slot {
     /// Works out what regions may use and what the pool counts, and clips levels to what is left.
     fn recount(&mut self, acked: &[u64]) {
         let Some(now) = self.editions.last() else { return };
+        let before = std::mem::take(&mut self.usable);
         let Some(whole) = &now.cut else {
             self.usable = vec![Part::default(); acked.len()];
             self.pool = Default::default();
@@ -332,8 +331,9 @@ impl Slot {
         if !whole.pooled {
             self.pool = (self.pool.0.min(Rate::ZERO), self.pool.1.min(Tokens::ZERO)); // crumbs of rounding
         }
-        for (level, part) in self.unseen_parts.iter_mut().zip(&self.usable) {
-            level.clip(part.cap());
+        let tau = self.unseen.at;
+        for (unseen, (old, new)) in self.unseen_parts.iter_mut().zip(before.iter().zip(&self.usable)) {
+            *unseen = Unseen::after_change(old.shape(), new.shape(), *unseen, tau);
         }
         self.unseen.level.clip(self.pool.1.or_zero());
     }
@@ -341,9 +341,7 @@ impl Slot {
     /// A policy that is new starts full.
     fn fill(&mut self) {
         self.unseen.level = Level::new(self.pool.1.or_zero());
-        for (level, part) in self.unseen_parts.iter_mut().zip(&self.usable) {
-            *level = Level::new(part.cap());
-        }
+        self.unseen_parts.fill(None);
     }
 }
 

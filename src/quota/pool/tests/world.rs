@@ -461,14 +461,9 @@ impl World {
         let now = self.store_now(i);
         let (old, new) = (self.shape(self.nodes[i].part), self.shape(part));
         let node = &mut self.nodes[i];
-        let known = node.generation.unseen(old, node.unseen, now);
-        let expired = Unseen::after_change(old, new, known, now);
-        let filling =
-            node.replica.unseen(self.policy, RegionId(i as u16)).map(|level| Unseen { level, at: now });
-        node.unseen = match (expired, filling) {
-            (Some(a), Some(b)) => Some(Unseen { level: a.level.min(b.level), at: a.at.max(b.at) }),
-            (one, other) => one.or(other),
-        };
+        let in_pool = node.replica.unseen(self.policy, RegionId(i as u16));
+        let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
+        node.unseen = Unseen::adopt(Some((old, node.unseen)), new, in_pool, node.generation, now);
         node.part = part;
         if self.is(Bug::FullAfterPolicy) {
             self.nodes[i].store = StoreBucket::default();

@@ -39,11 +39,17 @@ impl World {
         }
     }
 
-    /// The daemon starts over: what was lent under the older session is not used any more, buckets keep their levels.
+    /// The daemon starts over: what was lent under the older session is not used any more, buckets keep their levels. What it
+    /// had worked out of buckets that the store does not hold, it has forgotten.
     fn new_session(&mut self, i: usize) {
-        let mono = self.mono(i);
+        let (mono, now) = (self.mono(i), self.store_now(i));
+        let shape = self.shape(self.nodes[i].part);
         self.nonce += 1;
+        let policy = self.policy;
         let node = &mut self.nodes[i];
+        let in_pool = node.replica.unseen(policy, RegionId(i as u16));
+        let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
+        node.unseen = Unseen::adopt(None, shape, in_pool, node.generation, now);
         node.nonce = self.nonce;
         node.epoch = None;
         node.ask = None;
