@@ -370,8 +370,8 @@ fn describe(
         )?,
         OnStoreFailure::Local => writeln!(
             text,
-            "  while a region's Redis does not answer a bucket in memory, empty at first, takes over; it is counted apart, \
-             so the bound can be passed by what the region keeps"
+            "  while a region's Redis does not answer a bucket in memory, empty at first, takes over; what it admits is \
+             taken out of Redis' bucket afterwards (unless the daemon ends before)"
         )?,
     }
     if policy.shadow {
