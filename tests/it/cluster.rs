@@ -30,11 +30,14 @@ fn ago(time: Duration) -> Instant {
     Instant::now().checked_sub(time).expect("the machine runs longer than that")
 }
 
-/// Waits until the regions together admit at least this much a second, seen over two seconds.
+/// Waits until the regions together (or one of them) admit at least this much a second, seen over two whole seconds after
+/// this call; the deadline counts from here too.
 async fn admits(history: &History, name: &str, region: Option<usize>, per_second: usize, deadline: Duration) {
     let what = format!("{name}: {per_second}/s in {}", region.map_or("all regions", |r| REGIONS[r]));
+    let called = Instant::now();
     eventually(&what, deadline, || async {
-        let admitted = history.count(name, region, 200, ago(seconds(2)), Instant::now());
+        let (from, now) = (ago(seconds(2)).max(called), Instant::now());
+        let admitted = history.count(name, region, 200, from, now);
         hold(admitted >= 2 * per_second, || {
             format!("{admitted} in two seconds; by second:\n{}", history.by_second(name))
         })
