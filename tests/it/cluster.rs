@@ -336,9 +336,9 @@ async fn daemons_restarted_one_by_one_stay_within_the_bound() {
     drop(load);
     Bound::per_second(60, 60).must_hold(&history.admitted("all"));
     // No burst of errors: each restart costs its region a few answers at most, while the daemon finds its store.
-    for region in 0..REGIONS.len() {
+    for (region, name) in REGIONS.iter().enumerate() {
         let errors = history.events().iter().filter(|e| e.region == region && e.status >= 500).count();
-        assert!(errors <= 10, "{errors} errors in {}:\n{}", REGIONS[region], history.denials("all"));
+        assert!(errors <= 10, "{errors} errors in {name}:\n{}", history.denials("all"));
     }
 }
 
