@@ -112,7 +112,7 @@ async fn a_small_limit_is_one_limit_whichever_region_is_asked() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regions_far_below_the_limit_are_never_denied() {
-    let cluster = Cluster::start(one_policy("{ rate: 100/s, burst: 100 }", "")).await;
+    let cluster = Cluster::start(one_policy("{ rate: 100/s, burst: 100 }", ", wait: 1s")).await;
     let history = History::default();
     let ask = Ask::new("tenth", "api", &[("tenant", "7")]);
     let load = Steady::start(&ask, &cluster.apis(), &[10, 10, 10], &history);
