@@ -252,8 +252,10 @@ async fn watch_over(
         if why != last {
             if why.is_empty() {
                 tracing::info!(after_ms = inner.began.elapsed().as_millis(), "ready");
-            } else if last.is_empty() || last == ["starting"] {
-                tracing::warn!(why = why.join("; "), "not ready");
+            } else if last.is_empty() {
+                tracing::warn!(why = why.join("; "), "not ready any more");
+            } else {
+                tracing::info!(why = why.join("; "), "not ready yet");
             }
             ready.send_replace(why.is_empty());
             inner.core.metrics.ready.set(i64::from(why.is_empty()));
