@@ -40,6 +40,7 @@
 //! | [`reconcile`] | the slow loop | `store`, `raft`, `quota`, the limiter's tallies |
 //! | [`server`] | listeners, limits, HTTP, gRPC, admin | `quota`, `telemetry` |
 //! | [`telemetry`] | logs, traces, every metric | `quota` |
+//! | [`clock`] | the machine's clock | `quota` |
 //! | [`wan`] | a line with delay and partitions, for `quorate dev` and tests | tokio |
 //! | [`node`] | builds, runs and drains one region | all |
 //! | [`cli`] | one file a command | all |
@@ -62,6 +63,7 @@
 //! - **Replicated and stored types only grow**: they travel behind a version byte; fields and variants are appended.
 
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod limiter;
 pub mod node;

@@ -17,9 +17,10 @@ use crate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
 use crate::telemetry::{Metrics, wall_clock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// How often readiness is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -1,7 +1,6 @@
 //! The replicated pool: openraft around [`Pool`], a durable log, and the wire between regions.
 
 mod changes;
-pub mod clock;
 mod data_dir;
 mod log;
 mod machine;

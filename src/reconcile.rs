@@ -7,13 +7,14 @@
 mod book;
 mod policies;
 
+use crate::clock;
 use crate::limiter::Core;
 use crate::limiter::table::Asking;
 use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::policy::{BucketId, Part};
 use crate::quota::pool::{Applied, Ask, Join, Op, RegionId};
-use crate::raft::{ChangeFeed, Changes, ProposeError, Raft, clock};
+use crate::raft::{ChangeFeed, Changes, ProposeError, Raft};
 use crate::store::AnyStore;
 use crate::store::{Install, Prepare, Session, Store as _, StoreError};
 use book::{Book, Loan};
@@ -394,7 +395,8 @@ impl Reconcile {
                     // Who waits goes on waiting for an ask that only has to keep its distance from the last one, if there
                     // is something to be had.
                     let of_use = free.is_positive() && free >= loan.largest_waiting(&offered);
-                    if !loan.borrower.is_out() && !(of_use && loan.borrower.is_held_back(now)) {
+                    let waits_on = loan.borrower.is_out() || of_use && loan.borrower.is_held_back(now);
+                    if !waits_on {
                         loan.tally.set_asking(Asking::No);
                     }
                     let next = loan.borrower.next_look(now);

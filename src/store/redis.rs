@@ -34,7 +34,7 @@ use scripts::{Call, SCRIPTS, run};
 use shared::{Link, Live, Shared};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{timeout, timeout_at};
 
@@ -190,7 +190,7 @@ impl RedisStore {
     /// About what Redis' clock reads, never ahead of it by more than drift; zero before it was first read.
     #[must_use]
     pub fn now(&self) -> Micros {
-        self.shared.window(Instant::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
+        self.shared.window(crate::clock::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
     }
 
     /// The smoothed round trip of the control task's heartbeat.
@@ -237,7 +237,7 @@ impl RedisStore {
     }
 
     fn window(&self) -> Result<(Micros, Micros), StoreError> {
-        self.shared.window(Instant::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
+        self.shared.window(crate::clock::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
     }
 }
 

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use fred::clients::Client;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 /// One store's state.
@@ -92,7 +92,7 @@ impl Shared {
     }
 
     /// Bounds of Redis' clock for a call that is sent at `sent`; `None` before the first exchange.
-    pub(super) fn window(&self, sent: Instant, within: Duration) -> Option<(Micros, Micros)> {
+    pub(super) fn window(&self, sent: Micros, within: Duration) -> Option<(Micros, Micros)> {
         self.clock().map(|clock| clock.window(sent, Micros::from_duration(within)))
     }
 
