@@ -26,6 +26,8 @@ use tokio::time::Instant;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A replica with more committed entries than this to apply is not ready.
 const LAG_MAX: u64 = 1_000;
+/// Callers are kept waiting for so long, until the daemon is ready; then they get whatever answers there are.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the slow loop may take to end: it gives leases back.
 const RECONCILE_DRAIN: Duration = Duration::from_secs(5);
 
@@ -68,8 +70,8 @@ struct Inner {
 }
 
 impl Node {
-    /// Starts a region on the current runtime (callers get worker threads of their own). It listens when this returns, and is
-    /// ready later: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
+    /// Starts a region on the current runtime (callers get worker threads of their own). It listens at once, and answers
+    /// callers when it is ready, or after two seconds: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
     ///
     /// # Errors
     /// See [`NodeError`].
@@ -109,6 +111,10 @@ impl Node {
             tokio::spawn(admin::serve(Arc::clone(&inner), admin, stopping.clone(), fail.clone())),
         ];
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
+        // A daemon that restarts is ready within moments: who calls meanwhile waits in the listeners' backlogs, and gets an
+        // answer instead of an error.
+        let mut wait = is_ready.clone();
+        let _ = tokio::time::timeout(PATIENCE, wait.wait_for(|ready| *ready)).await;
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
         let server = server::start(listeners, server::Options::default(), metrics, is_ready, build).await?;
         Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })

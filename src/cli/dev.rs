@@ -159,11 +159,11 @@ impl Dev {
             };
             configs.push(config(args, me, peers, store, dir.join("raft")));
         }
-        let mut nodes = Vec::new();
-        for config in &configs {
+        let nodes = configs.iter().map(|config| async {
             let node = Node::start(config.clone(), policies.to_vec()).await;
-            nodes.push(node.with_context(|| format!("region {}", config.region))?);
-        }
+            node.with_context(|| format!("region {}", config.region))
+        });
+        let nodes = futures::future::try_join_all(nodes).await?;
         Ok(Self { nodes, configs, _links: links, _redis: servers, _temporary: temporary })
     }
 

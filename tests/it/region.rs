@@ -4,7 +4,7 @@ use crate::support::client::{Grpc, descriptor, rls_request};
 use crate::support::daemon::{Daemon, Settings, quorate};
 use crate::support::meter::{Admitted, Bound};
 use crate::support::redis::Redis;
-use crate::support::{eventually, hold};
+use crate::support::{eventually, free_address, hold};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use std::time::{Duration, Instant};
@@ -192,6 +192,27 @@ async fn commands_answer_with_their_exit_codes() {
     let unreachable = quorate(&["status", "--admin", &admin]).await;
     assert_eq!(unreachable.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&unreachable.stderr).contains(&admin), "it names who gave no answer");
+}
+
+#[tokio::test]
+async fn a_region_that_knows_no_policies_yet_lets_nothing_through() {
+    let redis = Redis::start().await;
+    let mut settings = Settings::alone(&redis.url(), SLOW);
+    // Two of three regions are not there, so the cluster cannot be founded.
+    for other in ["other", "third"] {
+        settings.regions.push((other.to_owned(), format!("http://{}", free_address())));
+    }
+    let mut daemon = Daemon::down(settings);
+    daemon.spawn();
+    eventually("it answers", Duration::from_secs(10), || async { daemon.api().get("/").await.map(drop) })
+        .await;
+    let answer = daemon.api().check("api", &[("tenant", "7")], 1).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (503, "store_unavailable"), "{}", answer.text);
+    let mut grpc = Grpc::connect(&daemon.grpc_url()).await;
+    let answer = grpc.ask(rls_request("api", vec![descriptor(&[("tenant", "7")])])).await.expect("an answer");
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    let ready = daemon.admin().get("/readyz").await.expect("an answer");
+    assert!(ready.status == 503 && ready.text.contains("policies"), "{} {}", ready.status, ready.text);
 }
 
 #[tokio::test]
