@@ -337,9 +337,9 @@ async fn daemons_restarted_one_by_one_stay_within_the_bound() {
     Bound::per_second(60, 60).must_hold(&history.admitted("all"));
     // No burst of errors: a restart costs its region less than a second of answers, until the daemon has found its store
     // (a tenth of that on a machine that is not busy with other things).
-    for region in 0..REGIONS.len() {
+    for (region, name) in REGIONS.iter().enumerate() {
         let errors = history.events().iter().filter(|e| e.region == region && e.status >= 500).count();
-        assert!(errors <= 30, "{errors} errors in {}:\n{}", REGIONS[region], history.denials("all"));
+        assert!(errors <= 30, "{errors} errors in {name}:\n{}", history.denials("all"));
     }
 }
 
