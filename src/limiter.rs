@@ -64,7 +64,7 @@ impl Core {
     }
 }
 
-/// What decides about requests. Each worker thread has its own (see [`start`]).
+/// What decides about requests. Each worker thread has its own (see [`crate::server::start`]).
 pub trait Decide: Clone + Send + Sync + 'static {
     /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
     /// waits (for a lease, for the store) stops waiting before it.

@@ -166,7 +166,7 @@ impl SharedPool {
 pub struct AppliedAt {
     /// The stamp.
     pub stamp: Stamp,
-    /// When it was applied, on [`clock::now`]'s clock.
+    /// When it was applied, on [`crate::clock::now`]'s clock.
     pub at: Micros,
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::clock;
 use crate::quota::amount::{Micros, Tokens};
-use crate::quota::bucket::{self, Bucket, Charge, Generation, Grant, Moment, Shape, Unseen};
+use crate::quota::bucket::{self, Bucket, Charge, Generation, Moment, Shape, Unseen};
 use crate::quota::policy::BucketId;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,7 +147,7 @@ impl MemoryStore {
         let stored = shard.buckets.get(&record.bucket).copied();
         let mut bucket = self.settle(stored, record.shape, record.unseen, when);
         let before = bucket;
-        bucket.install(&Grant::from(record), self.inner.session.nonce, when);
+        bucket.install(&record.grant, self.inner.session.nonce, when);
         shard.put(record.bucket, bucket, bucket != before, when.now)?;
         Ok(bucket.level())
     }
