@@ -62,6 +62,9 @@
 //! - **Everything has a limit and a deadline**: queues, bodies, connections, policies, waits, calls.
 //! - **Replicated and stored types only grow**: they travel behind a version byte; fields and variants are appended.
 
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented, clippy::todo)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod cli;
 pub mod clock;
 pub mod config;
