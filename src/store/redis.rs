@@ -244,6 +244,10 @@ impl RedisStore {
 impl Store for RedisStore {
     async fn take(&self, take: Take) -> Result<Taken, StoreError> {
         let until = tokio::time::Instant::now() + self.shared.timeout;
+        if !self.link.opened.initialized() && self.shared.attached.borrow().is_some() {
+            // A worker's first connection is only moments behind the session: worth waiting for.
+            timeout_at(until, self.link.opened.wait()).await.map_err(|_| StoreError::Unavailable)?;
+        }
         let ready = self.link.live.load().is_some() && !self.link.overdue.load(Ordering::Relaxed);
         if !ready || take.charges.len() > CHARGES_MAX {
             return Err(StoreError::Unavailable);

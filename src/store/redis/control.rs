@@ -146,7 +146,7 @@ fn publish(shared: &Shared, link: &Link, connection: &Connection, session: Arc<A
         attached: session.clone(),
         broken: Notify::new(),
     });
-    link.live.store(Some(live.clone()));
+    link.open(live.clone());
     let state = SessionState::Attached(session.session);
     shared.attached.send_if_modified(|now| {
         let modified = !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &session));
