@@ -109,6 +109,9 @@ impl<S: Store> Decide for Limiter<S> {
             Subject::Descriptors(d) => d.len(),
             Subject::Attributes(_) => 1,
         };
+        if active.version == 0 {
+            return Ok(Verdict::undecided(descriptors));
+        }
         if !matched.unmatched.is_empty() {
             self.core.metrics.unmatched(request.domain);
         }

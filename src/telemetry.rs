@@ -9,6 +9,7 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::WithExportConfig as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use std::io::IsTerminal as _;
 use std::time::{Duration, SystemTime};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -16,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 /// Log filter where neither `QUORATE_LOG` nor `RUST_LOG` is set.
-pub const FILTER_DEFAULT: &str = "info";
+pub const FILTER_DEFAULT: &str = "info,openraft=warn";
 /// How long the last spans may take to leave.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one batch of spans may take.
@@ -80,7 +81,8 @@ pub struct Telemetry {
 /// See [`TelemetryError`].
 pub fn init(options: &Options) -> Result<Telemetry, TelemetryError> {
     let (filter, handle) = reload::Layer::new(filter_from_env()?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
     let lines = match options.log {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),

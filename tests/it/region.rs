@@ -4,7 +4,7 @@ use crate::support::client::{Grpc, descriptor, rls_request};
 use crate::support::daemon::{Daemon, Settings, quorate};
 use crate::support::meter::{Admitted, Bound};
 use crate::support::redis::Redis;
-use crate::support::{eventually, hold};
+use crate::support::{eventually, free_address, hold};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use std::time::{Duration, Instant};
@@ -230,4 +230,26 @@ async fn a_restart_forgets_no_spending_and_keeps_the_policies() {
     let refilled = u32::try_from(bound_since.elapsed().as_secs() / 10).expect("a short test") + 1;
     assert!(admitted <= 20 + refilled, "{admitted} of a burst of 20, and {refilled} refilled");
     assert!(bound_since.elapsed() < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn a_region_that_knows_no_policies_yet_lets_nothing_through() {
+    let mut settings = Settings::alone("redis://127.0.0.1:1", SLOW);
+    // The other two never come: there is no quorum to found the cluster.
+    settings.regions.push(("second".to_owned(), format!("http://{}", free_address())));
+    settings.regions.push(("third".to_owned(), format!("http://{}", free_address())));
+    settings.redis = None;
+    let mut daemon = Daemon::down(settings);
+    daemon.spawn();
+    eventually("it says that it is not ready", Duration::from_secs(15), || async {
+        let ready = daemon.admin().get("/readyz").await?;
+        hold(ready.status == 503 && ready.text.contains("no policies yet"), || ready.text.clone())
+    })
+    .await;
+    let answer = daemon.api().check("api", &[("tenant", "7")], 1).await;
+    assert_eq!(answer.status, 503, "{}", answer.text);
+    assert!(answer.text.contains("policies are not known yet"), "{}", answer.text);
+    let mut grpc = Grpc::connect(&daemon.grpc_url()).await;
+    let answer = grpc.ask(rls_request("api", vec![descriptor(&[("tenant", "7")])])).await.expect("an answer");
+    assert_eq!((answer.overall_code(), answer.statuses.len()), (Code::OverLimit, 1));
 }
