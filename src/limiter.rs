@@ -7,7 +7,7 @@ pub mod active;
 mod fallback;
 pub mod table;
 
-use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
+use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
 use crate::quota::policy::{Limit, Mode, OnStoreFailure, TokenBucket};
@@ -110,7 +110,7 @@ impl<S: Store> Decide for Limiter<S> {
             Subject::Attributes(_) => 1,
         };
         if !active.is_known() {
-            return Ok(not_known(&active, descriptors));
+            return Ok(Verdict::undecided(descriptors));
         }
         if !matched.unmatched.is_empty() {
             self.core.metrics.unmatched(request.domain);
@@ -349,15 +349,6 @@ impl Held<'_> {
         let (bucket, cost) = (self.charge.bucket, self.charge.cost);
         TakeCharge { bucket, shape, unseen, cost, enforce: self.enforced() }
     }
-}
-
-/// The answer while no policies have been read: an outage, whatever `unmatched` says.
-fn not_known(active: &Active, descriptors: usize) -> Verdict {
-    let policy = &active.overrides;
-    let denied = |at| LimitVerdict::unavailable(Terms::from(&*policy.policy), at, Tokens::ZERO, false);
-    let limits: Vec<LimitVerdict> = (0..descriptors).map(denied).collect();
-    limits.iter().for_each(|verdict| policy.metrics.count(verdict));
-    Verdict::new(limits, descriptors, false)
 }
 
 /// Finds the policies of a request's charges. A charge whose policy is not among the active ones cannot be: they are

@@ -23,8 +23,16 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("quorate: {error:#}");
+            eprintln!("quorate: {}", in_one_line(&error));
             ExitCode::from(cli::COULD_NOT)
         }
     }
+}
+
+/// The error and its causes, but those that it names itself.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().skip(1).fold(error.to_string(), |line, cause| {
+        let cause = cause.to_string();
+        if line.contains(&cause) { line } else { format!("{line}: {cause}") }
+    })
 }

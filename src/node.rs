@@ -26,8 +26,8 @@ use tokio::time::Instant;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A replica with more committed entries than this to apply is not ready.
 const LAG_MAX: u64 = 1_000;
-/// Callers are kept waiting for so long, until the daemon is ready; then they get whatever answers there are.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A start that takes longer than this is worth a warning.
+const SLOW_START: Duration = Duration::from_secs(10);
 /// How long the slow loop may take to end: it gives leases back.
 const RECONCILE_DRAIN: Duration = Duration::from_secs(5);
 
@@ -70,8 +70,8 @@ struct Inner {
 }
 
 impl Node {
-    /// Starts a region on the current runtime (callers get worker threads of their own). It listens at once, and answers
-    /// callers when it is ready, or after two seconds: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
+    /// Starts a region on the current runtime (callers get worker threads of their own). It listens when this returns,
+    /// and answers callers once it is able to, or after two seconds: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
     ///
     /// # Errors
     /// See [`NodeError`].
@@ -106,17 +106,16 @@ impl Node {
         let (stop_rest, stopping) = watch::channel(false);
         let (fail, failed) = watch::channel(None);
         let (ready, is_ready) = watch::channel(false);
+        let (able, is_able) = watch::channel(false);
         let mut tasks = vec![
             tokio::spawn(serve_peers(raft, peer, fail.clone())),
             tokio::spawn(admin::serve(Arc::clone(&inner), admin, stopping.clone(), fail.clone())),
         ];
+        tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
-        // A daemon that restarts is ready within moments: who calls meanwhile waits in the listeners' backlogs, and gets an
-        // answer instead of an error.
-        let mut wait = is_ready.clone();
-        let _ = tokio::time::timeout(PATIENCE, wait.wait_for(|ready| *ready)).await;
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
-        let server = server::start(listeners, server::Options::default(), metrics, is_ready, build).await?;
+        let options = server::Options { able: Some(is_able), ..server::Options::default() };
+        let server = server::start(listeners, options, metrics, is_ready, build).await?;
         Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })
     }
 
@@ -246,6 +245,20 @@ async fn serve_peers(raft: Raft, listener: std::net::TcpListener, fail: watch::S
     }
 }
 
+/// Says when the region can decide about requests for the first time: it knows the policies and has a store. It need not
+/// have joined the cluster for that: what it holds is its to spend.
+async fn until_able(inner: Arc<Inner>, able: watch::Sender<bool>, mut stopping: watch::Receiver<bool>) {
+    let (mut progress, mut session) = (inner.progress.clone(), inner.store.session());
+    let both = async {
+        let _ = progress.wait_for(|p| p.policies > 0).await;
+        let _ = session.wait_for(|s| s.session().is_some()).await;
+    };
+    tokio::select! {
+        () = both => { able.send_replace(true); }
+        _ = stopping.wait_for(|stop| *stop) => {}
+    }
+}
+
 /// Keeps readiness and gauges up to date, and notices when Raft has stopped for good.
 async fn watch_over(
     inner: Arc<Inner>,
@@ -253,20 +266,25 @@ async fn watch_over(
     mut stopping: watch::Receiver<bool>,
     fail: watch::Sender<Option<String>>,
 ) {
-    let mut last = vec!["starting".to_owned()];
+    let mut last: Option<Vec<String>> = None;
+    let (mut was_ready, mut told) = (false, false);
     loop {
         let why = inner.not_ready();
-        if why != last {
+        if last.as_ref() != Some(&why) {
             if why.is_empty() {
                 tracing::info!(after_ms = inner.began.elapsed().as_millis(), "ready");
-            } else if last.is_empty() {
-                tracing::warn!(why = why.join("; "), "not ready any more");
-            } else {
-                tracing::info!(why = why.join("; "), "not ready yet");
+            } else if last.is_none() {
+                tracing::info!(waits_for = why.join("; "), "starting");
+            } else if last.is_some_and(|last| last.is_empty()) {
+                tracing::warn!(why = why.join("; "), "not ready");
             }
+            was_ready |= why.is_empty();
             ready.send_replace(why.is_empty());
             inner.core.metrics.ready.set(i64::from(why.is_empty()));
-            last = why;
+            last = Some(why);
+        } else if !was_ready && !told && inner.began.elapsed() > SLOW_START {
+            tracing::warn!(why = why.join("; "), "still not ready");
+            told = true;
         }
         if let Some(fault) = inner.raft.status().fault {
             fail.send_replace(Some(format!("raft has stopped: {fault}")));

@@ -23,6 +23,8 @@ use tokio::sync::{Semaphore, watch};
 
 /// The largest body of a request, in bytes (HTTP and gRPC).
 pub const BODY_MAX: usize = 64 * 1024;
+/// See [`Options::able`].
+pub const ABLE_WITHIN: Duration = Duration::from_secs(2);
 /// Where callers connect; see [`listen::bind`].
 #[derive(Debug)]
 pub struct Listeners {
@@ -43,6 +45,9 @@ pub struct Options {
     pub connection: ConnectionLimits,
     /// How long a request may take, its body included.
     pub request_timeout: Duration,
+    /// Callers' first connections wait in the backlog until this says that the region can decide, for at most
+    /// [`ABLE_WITHIN`]: a restart is a short delay to them, not a burst of refusals. `None`: it can.
+    pub able: Option<watch::Receiver<bool>>,
     /// How long requests in flight may still take when the server stops.
     pub drain_timeout: Duration,
 }
@@ -54,6 +59,7 @@ impl Default for Options {
             connections_max: 16_384,
             connection: ConnectionLimits::default(),
             request_timeout: Duration::from_secs(10),
+            able: None,
             drain_timeout: Duration::from_secs(10),
         }
     }
@@ -134,7 +140,17 @@ pub async fn start<D: Decide>(
         let acceptor = Acceptor::new(listener, protocol, permits, stopping.clone())?;
         let address = acceptor.address()?;
         let queues = workers.iter().map(Worker::queue).collect();
-        Ok((address, tokio::spawn(acceptor.hand_out(queues))))
+        let (able, mut stopping) = (options.able.clone(), stopping.clone());
+        let serve = async move {
+            if let Some(mut able) = able {
+                tokio::select! {
+                    _ = tokio::time::timeout(ABLE_WITHIN, able.wait_for(|able| *able)) => {}
+                    _ = stopping.wait_for(|stop| *stop) => return,
+                }
+            }
+            acceptor.hand_out(queues).await;
+        };
+        Ok((address, tokio::spawn(serve)))
     };
     let (http, http_acceptor) = accept(listeners.http, Protocol::Http)?;
     let (grpc, grpc_acceptor) = accept(listeners.grpc, Protocol::Grpc)?;

@@ -81,7 +81,7 @@ pub struct Telemetry {
 /// See [`TelemetryError`].
 pub fn init(options: &Options) -> Result<Telemetry, TelemetryError> {
     let (filter, handle) = reload::Layer::new(filter_from_env()?);
-    let colour = std::io::stderr().is_terminal();
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
     let lines = match options.log {
         LogFormat::Text => lines.boxed(),

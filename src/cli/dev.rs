@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr as _;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 /// What regions are called, in order; there can be no more.
@@ -84,14 +85,21 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let runtime = serve::control_runtime()?;
     let done = runtime.block_on(async {
+        // From the first moment on: a signal must not leave servers and folders behind.
+        let mut stopped = std::pin::pin!(stopped()?);
         let began = Instant::now();
-        let cluster = Dev::start(args, &policies).await?;
-        cluster.ready(began).await?;
+        let start = async {
+            let cluster = Dev::start(args, &policies).await?;
+            cluster.ready(began).await?;
+            anyhow::Ok(cluster)
+        };
+        let cluster = tokio::select! {
+            cluster = start => cluster?,
+            () = &mut stopped => bail!("interrupted while starting"),
+        };
         say(&cluster.describe(args, &policies, began));
-        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
+            () = stopped => {}
             why = cluster.failed() => bail!("{why}"),
         }
         say("\nstopping");
@@ -100,6 +108,20 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     });
     telemetry.shutdown();
     done
+}
+
+/// Waits for SIGINT, SIGTERM, or SIGHUP (the terminal has gone).
+fn stopped() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    })
 }
 
 struct Dev {
@@ -161,7 +183,13 @@ impl Dev {
         }
         let nodes = configs.iter().map(|config| async {
             let node = Node::start(config.clone(), policies.to_vec()).await;
-            node.with_context(|| format!("region {}", config.region))
+            let place = || {
+                format!(
+                    "region {}; are the ports from --base-port {} on free?",
+                    config.region, args.base_port
+                )
+            };
+            node.with_context(place)
         });
         let nodes = futures::future::try_join_all(nodes).await?;
         Ok(Self { nodes, configs, _links: links, _redis: servers, _temporary: temporary })
@@ -188,7 +216,6 @@ impl Dev {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(20)) => {}
                 why = self.failed() => bail!("{why}"),
-                _ = tokio::signal::ctrl_c() => bail!("interrupted while waiting for {}", waits.join("; ")),
             }
         }
     }

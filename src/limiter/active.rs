@@ -49,8 +49,7 @@ impl Active {
     /// None has been read yet: see [`Self::is_known`].
     #[must_use]
     pub fn none(unmatched_allowed: bool, metrics: &Metrics) -> Self {
-        let overrides = placeholder("no-policies-yet", metrics);
-        Self { overrides, ..Self::new(0, Vec::new(), unmatched_allowed, metrics) }
+        Self::new(0, Vec::new(), unmatched_allowed, metrics)
     }
 
     /// Have the cluster's policies been read? Until then nobody can say what is limited, so nothing may pass as unmatched.
@@ -69,7 +68,7 @@ impl Active {
     ) -> Self {
         let matcher = Matcher::new(policies.iter().map(|p| (p.id, &*p.policy)));
         let policies = policies.into_iter().map(|p| (p.id, p)).collect();
-        Self { version, matcher, unmatched_allowed, overrides: placeholder("override", metrics), policies }
+        Self { version, matcher, unmatched_allowed, overrides: overrides(metrics), policies }
     }
 
     /// A policy by its id in the pool.
@@ -112,10 +111,9 @@ impl ActivePolicy {
     }
 }
 
-/// A policy that no file holds, for answers that need a name.
-fn placeholder(name: &str, metrics: &Metrics) -> ActivePolicy {
+fn overrides(metrics: &Metrics) -> ActivePolicy {
     let policy = Policy {
-        name: name.into(),
+        name: "override".into(),
         domain: "".into(),
         matches: Vec::new(),
         limit: Limit::TokenBucket(TokenBucket { amount: 0, per: Unit::Second, burst: 0 }),

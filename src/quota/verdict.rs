@@ -20,6 +20,8 @@ pub struct Verdict {
     pub limits: Vec<LimitVerdict>,
     /// One for each descriptor of the request, in order (attributes count as one).
     pub descriptors: Vec<DescriptorVerdict>,
+    /// No policies are known yet, so nothing can be said: not even that none matches.
+    pub undecided: bool,
 }
 
 /// The answer of one limit.
@@ -103,7 +105,7 @@ pub enum Status {
     Allowed,
     /// 429.
     OverLimit,
-    /// 503: every denial is for want of a store. An outage is not a used-up quota.
+    /// 503: every denial is for want of a store, or of policies. An outage is not a used-up quota.
     Unavailable,
 }
 
@@ -196,7 +198,15 @@ impl Verdict {
             }
         }
         allowed &= each.iter().all(|d| d.allowed);
-        Self { allowed, limits, descriptors: each }
+        Self { allowed, limits, descriptors: each, undecided: false }
+    }
+
+    /// The answer of a region that knows no policies yet (it has just started, or its cluster has not been founded).
+    /// Letting such requests through would be a limit for nobody at every restart.
+    #[must_use]
+    pub fn undecided(descriptors: usize) -> Self {
+        let descriptors = vec![DescriptorVerdict { allowed: false, limit: None }; descriptors];
+        Self { allowed: false, limits: Vec::new(), descriptors, undecided: true }
     }
 
     /// What kind of answer it is.
@@ -204,6 +214,9 @@ impl Verdict {
     pub fn status(&self) -> Status {
         if self.allowed {
             return Status::Allowed;
+        }
+        if self.undecided {
+            return Status::Unavailable;
         }
         let mut denials = self.limits.iter().filter(|l| !l.allowed).peekable();
         let unmatched = self.descriptors.iter().any(|d| d.limit.is_none() && !d.allowed);

@@ -322,7 +322,8 @@ fn headers(verdict: &Verdict) -> Vec<HeaderValue> {
         headers.extend(fields.retry_after.map(|s| header(Fields::RETRY_AFTER, s.to_string())));
     }
     if verdict.status() == Kind::Unavailable {
-        headers.push(header(REASON_HEADER, "store_unavailable".into()));
+        let why = if verdict.undecided { "no_policies" } else { "store_unavailable" };
+        headers.push(header(REASON_HEADER, why.into()));
     }
     headers
 }

@@ -15,12 +15,14 @@ use futures::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use serde_path_to_error::{Path, Segment};
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::fmt::{self, Write as _};
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -77,7 +79,7 @@ impl<D: Decide> Inner<D> {
             )),
         };
         result.unwrap_or_else(|problem| {
-            if problem.status() != StatusCode::NOT_FOUND {
+            if problem.status().is_client_error() && problem.status() != StatusCode::NOT_FOUND {
                 self.metrics.bad_request(Protocol::Http);
             }
             problem.response()
@@ -93,6 +95,10 @@ impl<D: Decide> Inner<D> {
             self.metrics.timed_out(Protocol::Http);
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no decision in time; try again"))
         })?;
+        if verdict.undecided {
+            let why = "the policies are not known yet; /readyz on the admin listener says what the region waits for";
+            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why));
+        }
         let response = response(&verdict);
         self.metrics.decision.observe(began.elapsed());
         Ok(response)
@@ -141,8 +147,8 @@ struct Body<'a> {
     #[serde(borrow)]
     attributes: Option<Attributes<'a>>,
     #[serde(borrow)]
-    descriptors: Option<Vec<Vec<Entry<'a>>>>,
-    cost: Option<i64>,
+    descriptors: Option<Vec<Vec<Object<Entry<'a>>>>>,
+    cost: Option<Cost>,
 }
 
 #[derive(serde::Deserialize)]
@@ -156,9 +162,9 @@ struct Entry<'a> {
 
 /// Reads a body. If it cannot be read it is read again, slower, to find the place.
 fn parse(bytes: &[u8]) -> Result<Body<'_>, Problem> {
-    serde_json::from_slice(bytes).map_err(|error| {
+    serde_json::from_slice(bytes).map(|Object(body)| body).map_err(|error| {
         let mut json = serde_json::Deserializer::from_slice(bytes);
-        let read: Result<Body<'_>, _> = serde_path_to_error::deserialize(&mut json);
+        let read: Result<Object<Body<'_>>, _> = serde_path_to_error::deserialize(&mut json);
         match read {
             Err(again) => Problem::at(pointer(again.path()), again.inner().to_string()),
             // There is something behind the object.
@@ -170,7 +176,7 @@ fn parse(bytes: &[u8]) -> Result<Body<'_>, Problem> {
 impl Body<'_> {
     async fn decide<D: Decide>(&self, decide: &D) -> Result<Verdict, Problem> {
         let domain = self.domain.as_ref().map_or("", Text::as_str);
-        let cost = Tokens::whole(self.cost.unwrap_or(1));
+        let cost = Tokens::whole(self.cost.as_ref().map_or(1, |cost| cost.0));
         let checked = match (&self.attributes, &self.descriptors) {
             (Some(Attributes(attributes)), None) => {
                 let attributes: Vec<_> = attributes.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
@@ -179,9 +185,9 @@ impl Body<'_> {
             }
             (None, Some(wire)) => {
                 let entries: Vec<_> =
-                    wire.iter().flatten().map(|e| (e.key.as_str(), e.value.as_str())).collect();
+                    wire.iter().flatten().map(|Object(e)| (e.key.as_str(), e.value.as_str())).collect();
                 let mut rest = &entries[..];
-                let descriptor = |own: &Vec<Entry<'_>>| {
+                let descriptor = |own: &Vec<Object<Entry<'_>>>| {
                     let (entries, others) = rest.split_at_checked(own.len()).unwrap_or_default();
                     rest = others;
                     Descriptor { entries, cost: None, limit: None }
@@ -222,6 +228,47 @@ fn place(fault: &RequestFault) -> String {
             }
         }
         RequestFault::TooManyCharges => "#".into(),
+    }
+}
+
+/// A JSON object: a list of the values in the right order will not do (serde takes that for a struct, too).
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+/// A cost as it was sent; whether it is in range is the limiter's to say.
+struct Cost(i64);
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Whole;
+        impl Visitor<'_> for Whole {
+            type Value = Cost;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number")
+            }
+            fn visit_i64<E: de::Error>(self, cost: i64) -> Result<Self::Value, E> {
+                Ok(Cost(cost))
+            }
+            fn visit_u64<E: de::Error>(self, cost: u64) -> Result<Self::Value, E> {
+                Ok(Cost(i64::try_from(cost).unwrap_or(i64::MAX)))
+            }
+        }
+        deserializer.deserialize_i64(Whole)
     }
 }
 

@@ -15,9 +15,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("telemetry", &["quota", "config"]),
     ("store", &["quota", "clock", "telemetry"]),
     ("raft", &["quota", "clock", "telemetry"]),
-    ("limiter", &["store", "quota", "clock", "telemetry"]),
+    ("limiter", &["store", "quota", "telemetry"]),
     ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry"]),
-    ("server", &["limiter", "quota", "clock", "config", "telemetry"]),
+    ("server", &["limiter", "quota", "config", "telemetry"]),
     ("wan", &[]),
 ];
 

@@ -3,12 +3,13 @@
 use crate::limiter::{Limiter, policy};
 use crate::{Fixture, PATIENCE};
 use quorate::quota::policy::{Policy, Unit};
-use quorate::server::Options;
 use quorate::server::listen::ConnectionLimits;
+use quorate::server::{ABLE_WITHIN, Options};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 const GATED: &str = r#"{"domain":"gated","attributes":{"a":"b"}}"#;
@@ -192,4 +193,25 @@ async fn wait_until_refused(address: SocketAddr) {
         }
     };
     timeout(PATIENCE, refused).await.expect("connections are refused");
+}
+
+#[tokio::test]
+async fn callers_of_a_starting_region_wait_until_it_can_decide() {
+    let (able, is_able) = watch::channel(false);
+    let options = Options { able: Some(is_able), ..impatient() };
+    let front = Fixture::with(Limiter::new(policies()), options).await;
+    let mut early = std::pin::pin!(front.check(r#"{"domain":"api","attributes":{"a":"b"}}"#));
+    assert!(timeout(Duration::from_millis(200), early.as_mut()).await.is_err(), "it was answered too early");
+    able.send_replace(true);
+    assert_eq!(early.await.status, 200);
+}
+
+#[tokio::test]
+async fn a_region_that_cannot_decide_for_long_answers_all_the_same() {
+    let (_able, is_able) = watch::channel(false);
+    let front = Fixture::with(Limiter::new(policies()), Options { able: Some(is_able), ..impatient() }).await;
+    let began = Instant::now();
+    assert_eq!(front.check(r#"{"domain":"api","attributes":{"a":"b"}}"#).await.status, 200);
+    assert!(began.elapsed() >= ABLE_WITHIN / 2, "{:?}", began.elapsed());
+    assert!(front.server.drain().await, "it stops as ever");
 }

@@ -191,6 +191,8 @@ async fn faults_have_a_place() {
         ("", "#"),
         ("{", "#"),
         ("[]", "#"),
+        (r#"["api",{"a":"b"},null,1]"#, "#"),
+        (r#"{"domain":"api","descriptors":[[["a","b"]]]}"#, "#/descriptors/0/0"),
         ("nonsense", "#"),
         ("{} {}", "#"),
         ("{}", "#/domain"),

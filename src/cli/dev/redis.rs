@@ -32,6 +32,8 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            // Ctrl-C is for this process: it stops its regions first, and then the server.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .context("--redis spawn needs a redis-server in PATH (Debian: apt-get install redis-server)")?;

@@ -56,7 +56,7 @@ pub(super) fn classify(error: &Error) -> Fault {
         ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Timeout | ErrorKind::Routing | ErrorKind::Protocol
     );
     if local || !is_reply {
-        return Fault::Unknown(details.to_owned());
+        return Fault::Unknown(plain(details).to_owned());
     }
     match word {
         "READONLY" | "LOADING" | "MASTERDOWN" => Fault::NotPrimary(details.to_owned()),
@@ -64,9 +64,23 @@ pub(super) fn classify(error: &Error) -> Fault {
     }
 }
 
+/// The message of an error of the system, which fred tells as `Os { code: …, message: "…" }`.
+fn plain(details: &str) -> &str {
+    let message = details.strip_prefix("Os {").and_then(|os| os.split_once("message: \""));
+    message.and_then(|(_, rest)| rest.split_once('"')).map_or(details, |(message, _)| message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_the_system_are_told_plainly() {
+        let refused = "Os { code: 111, kind: ConnectionRefused, message: \"Connection refused\" }";
+        assert_eq!(plain(refused), "Connection refused");
+        assert_eq!(plain("Connection closed."), "Connection closed.");
+        assert_eq!(plain("Os { odd"), "Os { odd");
+    }
 
     #[test]
     fn only_an_error_reply_is_proof_that_nothing_happened() {
