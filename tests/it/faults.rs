@@ -146,7 +146,8 @@ async fn raising_a_burst_makes_room_and_no_tokens() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_rate_takes_effect_on_a_bucket_in_use_without_a_free_burst() {
-    let policies = |rate: u32| one_policy(&format!("{{ rate: {rate}/s, burst: 10 }}"), "mode: strict");
+    let policies =
+        |rate: u32| one_policy(&format!("{{ rate: {rate}/s, burst: 10 }}"), "mode: strict, wait: 1s");
     let (_redis, daemon) = region(&policies(5), "").await;
     let (history, ask) = (History::default(), Ask::new("busy", "api", &[("tenant", "7")]));
     let _load = Steady::start(&ask, &[daemon.api()], &[80], &history);
