@@ -13,9 +13,11 @@ pub mod meter;
 pub mod process;
 pub mod redis;
 
+use std::fs::File;
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -46,22 +48,22 @@ pub fn hold(it_holds: bool, why: impl FnOnce() -> String) -> Result<(), String> 
     if it_holds { Ok(()) } else { Err(why()) }
 }
 
-/// A loopback address that nobody listens on, and that no other call returns, in this process or in another test's.
-///
-/// Between this call and the server's own bind the port is free for all to take. So it is reserved among tests by a UDP
-/// socket on the same number, which the process keeps to its end and which is in no TCP server's way.
+/// A loopback address that nobody listens on, and that no other test gets as long as this one's process lives: a lock on a
+/// file says whose it is.
 pub fn free_address() -> SocketAddr {
-    static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
-    let mut reserved = RESERVED.lock().expect("no other call panics");
-    // From a place of this process' own, so that two processes seldom try the same ports.
-    let start = usize::try_from(std::process::id()).expect("a process id") * 131 + reserved.len();
-    for step in 0..PORTS.len() {
-        let offset = u16::try_from((start + step) % PORTS.len()).expect("less than the number of ports");
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORTS.start + offset));
-        if let Ok(reservation) = UdpSocket::bind(address)
-            && TcpListener::bind(address).is_ok()
-        {
-            reserved.push(reservation);
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    static MINE: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let locks = std::env::temp_dir().join("quorate-test-ports");
+    std::fs::create_dir_all(&locks).expect("a folder for locks");
+    let start = u16::try_from(std::process::id() % 997).unwrap_or(0).wrapping_mul(17);
+    for _ in 0..PORTS.len() {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let offset = usize::from(start.wrapping_add(step)) % PORTS.len();
+        let port = PORTS.start + u16::try_from(offset).unwrap_or(0);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let Ok(lock) = File::create(locks.join(port.to_string())) else { continue };
+        if lock.try_lock().is_ok() && TcpListener::bind(address).is_ok() {
+            MINE.lock().expect("no other test has panicked here").push(lock);
             return address;
         }
     }
