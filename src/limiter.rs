@@ -7,7 +7,7 @@ pub mod active;
 mod fallback;
 pub mod table;
 
-use crate::quota::amount::{DRIFT_PPM, Micros};
+use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
 use crate::quota::policy::{Limit, Mode, OnStoreFailure, TokenBucket};
@@ -243,17 +243,27 @@ impl<S: Store> Limiter<S> {
     fn judge(&self, held: &[Held<'_>], taken: &Taken) -> Vec<LimitVerdict> {
         let mut seen = taken.charges.iter();
         held.iter()
-            .map(|h| match &h.limit {
+            .enumerate()
+            .map(|(index, h)| match &h.limit {
                 None => h.unlimited(),
                 Some(limit) => {
                     let seen = seen.next().copied().unwrap_or_default();
-                    self.judge_one(h, limit, seen)
+                    // Two descriptors may share a bucket: what has to fit is all of it so far.
+                    let others = held.iter().take(index).filter(|other| other.bucket() == h.bucket());
+                    let before = others.map(|other| other.charge.cost.or_zero()).sum::<Tokens>();
+                    self.judge_one(h, limit, h.charge.cost + before, seen)
                 }
             })
             .collect()
     }
 
-    fn judge_one(&self, held: &Held<'_>, limit: &TokenBucket, seen: TakenCharge) -> LimitVerdict {
+    fn judge_one(
+        &self,
+        held: &Held<'_>,
+        limit: &TokenBucket,
+        cost: Tokens,
+        seen: TakenCharge,
+    ) -> LimitVerdict {
         let policy = held.policy;
         let mut sight = Sight { fits: seen.fits, level: seen.level, rate: seen.rate, cap: seen.cap };
         let mut elsewhere = None;
@@ -275,7 +285,7 @@ impl<S: Store> Limiter<S> {
             }
         }
         let names = held.terms(limit);
-        LimitVerdict::seen(names, held.charge.descriptor, held.charge.cost, sight, elsewhere, denial)
+        LimitVerdict::seen(names, held.charge.descriptor, cost, sight, elsewhere, denial)
     }
 
     /// The one place where a failure of the store becomes a verdict.

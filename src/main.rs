@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use quorate::cli::{self, Cli, Command};
+use quorate::config::{ConfigError, Faults};
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -22,11 +23,20 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
+        // A file with faults is a "no"; each of them is a line of its own.
+        Err(error) if is_faulty_file(&error) => {
+            eprintln!("{error}");
+            ExitCode::from(cli::NO)
+        }
         Err(error) => {
             eprintln!("quorate: {}", in_one_line(&error));
             ExitCode::from(cli::COULD_NOT)
         }
     }
+}
+
+fn is_faulty_file(error: &anyhow::Error) -> bool {
+    error.is::<Faults>() || matches!(error.downcast_ref(), Some(ConfigError::Invalid(_)))
 }
 
 /// The error and its causes, but those that it names itself.

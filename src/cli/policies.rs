@@ -4,6 +4,7 @@ use super::client;
 use crate::config;
 use crate::server::state::AppliedPolicies;
 use anyhow::{Context as _, bail};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -124,8 +125,39 @@ async fn apply(
         );
         return Ok(ExitCode::SUCCESS);
     }
-    let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
-    let detail = problem.get("detail").and_then(serde_json::Value::as_str).unwrap_or(&body);
-    eprintln!("{}: {detail}", file.display());
+    for line in refusals(file, &body) {
+        eprintln!("{line}");
+    }
     Ok(ExitCode::from(if status.is_client_error() { super::NO } else { super::COULD_NOT }))
+}
+
+/// Why a daemon refused a file: each fault in a line of its own, or all in one.
+fn refusals(file: &Path, body: &str) -> Vec<String> {
+    let problem: Value = serde_json::from_str(body).unwrap_or_default();
+    let text = |value: &Value| value.get("detail").and_then(Value::as_str).map(str::to_owned);
+    let errors = problem.get("errors").and_then(Value::as_array);
+    let each: Vec<String> = errors.into_iter().flatten().filter_map(text).collect();
+    if each.is_empty() {
+        return vec![format!("{}: {}", file.display(), text(&problem).as_deref().unwrap_or(body))];
+    }
+    // The daemon read it under the name `policies`: here it has a better one.
+    let named = |fault: String| match fault.strip_prefix("policies:") {
+        Some(rest) => format!("{}:{rest}", file.display()),
+        None => format!("{}: {fault}", file.display()),
+    };
+    each.into_iter().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_is_told_with_its_place() {
+        let lines = |body: &str| refusals(Path::new("my.yaml"), body);
+        let faults = r#"{"detail":"2 faults","errors":[{"detail":"policies:2:5: a; b"},{"detail":"c"}]}"#;
+        assert_eq!(lines(faults), ["my.yaml:2:5: a; b", "my.yaml: c"]);
+        assert_eq!(lines(r#"{"detail":"version 3 is in force"}"#), ["my.yaml: version 3 is in force"]);
+        assert_eq!(lines("<html>"), ["my.yaml: <html>"]);
+    }
 }

@@ -71,7 +71,7 @@ pub struct PolicyChange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
     /// The file has faults: each with its line, column and mend.
-    #[error("the policies have {} faults", .0.len())]
+    #[error("the policies have {} fault{}", .0.len(), if .0.len() == 1 { "" } else { "s" })]
     Invalid(Vec<String>),
     /// Another version is in force than the one that was expected.
     #[error("version {0} is in force, not the one that was expected; read it and apply your change to it")]

@@ -105,6 +105,24 @@ async fn a_cost_above_the_burst_is_denied_and_takes_nothing() {
 }
 
 #[tokio::test]
+async fn two_descriptors_that_together_never_fit_are_not_told_to_come_back() {
+    let (_redis, daemon) = region(&one_policy("{ rate: 10/m, burst: 10 }", "mode: split"), "").await;
+    let twice: [&[(&str, &str)]; 2] = [&[("tenant", "7")], &[("tenant", "7")]];
+    let never = daemon.api().check_descriptors("api", &twice, 6).await;
+    assert_eq!(
+        (never.status, never.header("retry-after")),
+        (429, None),
+        "12 of a burst of 10: {}",
+        never.text
+    );
+    let at_once = daemon.api().check_descriptors("api", &twice, 5).await;
+    assert_eq!(at_once.status, 200, "the denied request took nothing: {}", at_once.text);
+    let later = daemon.api().check_descriptors("api", &twice, 4).await;
+    let after: u64 = later.must_have("retry-after").parse().expect("whole seconds");
+    assert!((46..=50).contains(&after), "8 tokens at one in 6 s: {after} s, {}", later.text);
+}
+
+#[tokio::test]
 async fn overrides_with_no_or_an_unknown_unit_are_invalid_and_harm_nobody() {
     let (_redis, daemon) = region(&one_policy("{ rate: 1/d, burst: 5 }", "mode: split"), "").await;
     let mut grpc = Grpc::connect(&daemon.grpc_url()).await;

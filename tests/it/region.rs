@@ -178,6 +178,16 @@ async fn commands_answer_with_their_exit_codes() {
     assert_eq!(refused.status.code(), Some(1), "{why}");
     assert!(why.contains(&format!("{wrong}:4:5: ")), "file, line and column: {why}");
     assert_eq!(quorate(&["validate", "/nonexistent.yaml"]).await.status.code(), Some(2));
+    for args in [
+        ["policies", "apply", &wrong, "--admin", &admin],
+        ["policies", "diff", &wrong, "--admin", &admin],
+        ["dev", "--policies", &wrong, "--base-port", "1"],
+    ] {
+        let refused = quorate(&args).await;
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{args:?}: {why}");
+        assert!(why.lines().any(|line| line.starts_with(&format!("{wrong}:4:5: "))), "{args:?}: {why}");
+    }
 
     let status = quorate(&["status", "--admin", &admin, "--json"]).await;
     assert_eq!(status.status.code(), Some(0), "{}", String::from_utf8_lossy(&status.stderr));
