@@ -222,10 +222,14 @@ impl Reconcile {
         for bucket in buckets {
             let Some(loan) = self.book.get_mut(&bucket) else { continue };
             loan.tally.set_elsewhere(pool.free(loan.tally.policy, bucket, tau));
+            // Others may need what this region has to spare.
+            self.book.wake(bucket, now);
+            let Some(loan) = self.book.get_mut(&bucket) else { continue };
             let Some(record) = pool.record(bucket, me) else { continue };
             let Some(grant) = loan.borrower.on_record(record, epoch, now) else {
                 if loan.tally.asking() == Asking::Out && !loan.borrower.is_out() && !loan.is_installing() {
-                    loan.tally.set_asking(Asking::No);
+                    // It brought nothing. Whether to wait on is decided at the next look, which is now.
+                    loan.tally.set_asking(Asking::Poked);
                 }
                 continue;
             };
@@ -397,7 +401,12 @@ impl Reconcile {
                     // Who waits goes on waiting for an ask that only has to keep its distance from the last one, if there
                     // is something to be had.
                     let of_use = free.is_positive() && free >= loan.largest_waiting(&offered);
-                    let waits_on = loan.borrower.is_out() || of_use && loan.borrower.is_held_back(now);
+                    // So it does for what other regions have to spare of a slow limit.
+                    let may_come = loan.borrower.is_on_demand()
+                        && offered.queued.is_positive()
+                        && pool.lent_elsewhere(*bucket, me) >= offered.largest.max(Tokens::whole(1));
+                    let waits_on =
+                        loan.borrower.is_out() || of_use && loan.borrower.is_held_back(now) || may_come;
                     if !waits_on {
                         loan.tally.set_asking(Asking::No);
                     }

@@ -122,7 +122,7 @@ impl Tally {
         Offered {
             cost: Tokens(self.offered.swap(0, Ordering::Relaxed)),
             largest: Tokens(self.largest.swap(0, Ordering::Relaxed)),
-            denied: Tokens(self.denied.swap(0, Ordering::Relaxed)),
+            denied: Tokens(self.denied.swap(0, Ordering::Relaxed)).or_zero(),
             queued: Tokens(self.queued.load(Ordering::Relaxed)),
         }
     }
@@ -135,6 +135,8 @@ impl Tally {
     /// A request of this cost begins to wait; it ends when the guard is dropped. `None` if so much waits already that
     /// more could not be served together (`most`).
     pub fn wait(self: &Arc<Self>, cost: Tokens, most: Tokens) -> Option<Waiting> {
+        // Until now it counted as denied.
+        self.denied.fetch_sub(cost.0, Ordering::Relaxed);
         let before = self.queued.fetch_add(cost.0, Ordering::Relaxed);
         let waiting = Waiting { tally: self.clone(), cost };
         (before.saturating_add(cost.0) <= most.0).then_some(waiting)

@@ -63,6 +63,8 @@ pub struct Borrower {
     low_water: Tokens,
     /// Requests waited, or were denied, when it was considered last.
     starved: bool,
+    /// When it looked last, the pool would have served it with tokens for the requests at hand.
+    on_demand: bool,
 }
 
 /// What it has of the pool.
@@ -217,6 +219,7 @@ impl Borrower {
             self_check: SELF_CHECK,
             low_water: Tokens::MAX,
             starved: false,
+            on_demand: false,
         }
     }
 
@@ -255,6 +258,7 @@ impl Borrower {
         }
         let tau = s.pool.tau() + s.tau_age.or_zero() + s.rtt.mul_div(1, 2);
         let preview = s.pool.preview(s.policy, s.bucket, tau, &outlook.inquiry(s.region))?;
+        self.on_demand = preview.on_demand;
         let hold = self.reason(s, &outlook, preview, cut.rate, cut.burst)?;
         Some(Plan {
             hold_burst: hold.burst,
@@ -386,6 +390,13 @@ impl Borrower {
         self.starved && now < self.next_ask
     }
 
+    /// Is it served with tokens for the requests at hand, not with a share of the rate? Then what other regions have to spare
+    /// may come for a request that waits.
+    #[must_use]
+    pub fn is_on_demand(&self) -> bool {
+        self.on_demand
+    }
+
     /// Consider it when a take has left less than this in the store.
     #[must_use]
     pub fn low_water(&self) -> Tokens {
@@ -504,6 +515,11 @@ impl Borrower {
         if p.on_demand && o.rate.is_positive() && p.contended {
             ask = true;
             hold = Hold { burst: o.burst.min(o.over.or_zero()), rate: Rate::ZERO };
+        }
+        if p.on_demand && p.others_wait && !o.starved && o.leased() && o.over.is_positive() {
+            // A request that waits elsewhere comes before one that may come here.
+            ask = true;
+            hold = Hold::default();
         }
         let dropped = o.rate > above_by_a_third(o.need) + crumb
             && p.contended

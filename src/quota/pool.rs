@@ -117,6 +117,8 @@ pub struct Preview {
     pub tokens: Tokens,
     /// Another region is entitled to more than it holds.
     pub others_short: bool,
+    /// Another region has just asked for the tokens of a request, and got none.
+    pub others_wait: bool,
     /// The needs on record exceed the pool.
     pub contended: bool,
     /// Some region has asked about this bucket not long ago.
@@ -242,6 +244,7 @@ impl Pool {
         let known = ledger.records.iter().any(|r| r.live || r.demand.is_positive());
         let contended = decide::contended(&terms, &ledger);
         let others_short = decide::others_short(&terms, &ledger, inquiry.region);
+        let others_wait = decide::others_wait(&terms, &ledger, inquiry.region);
         let now = ledger.at;
         let record = ledger.record_mut(inquiry.region)?;
         let demand_on_record = record.demand;
@@ -255,6 +258,7 @@ impl Pool {
             burst: d.burst,
             tokens: d.tokens,
             others_short,
+            others_wait,
             contended,
             known,
             demand_on_record,
@@ -268,6 +272,13 @@ impl Pool {
         let Some(slot) = self.policies.slot(policy) else { return Tokens::ZERO };
         let Some(terms) = slot.terms() else { return Tokens::ZERO };
         self.ledger_at(slot, &terms, bucket, tau).level.tokens
+    }
+
+    /// The burst that other regions hold of a bucket's pool, or may come to hold: what they have to spare may yet come.
+    #[must_use]
+    pub fn lent_elsewhere(&self, bucket: BucketId, region: RegionId) -> Tokens {
+        let records = self.buckets.get(&bucket).map_or(&[][..], |ledger| ledger.records.as_slice());
+        records.iter().filter(|r| r.region != region && r.live).map(|r| r.burst).sum()
     }
 
     /// How many buckets have books.

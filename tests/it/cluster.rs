@@ -98,6 +98,11 @@ async fn a_small_limit_is_one_limit_whichever_region_is_asked() {
         history.denials("small")
     );
     flood(&ask, &apis[1..2], 4, 0, Duration::ZERO, &history).await;
+    assert!(
+        history.admitted("small").len() >= 4,
+        "what the first region does not need, the second gets: {}",
+        history.denials("small")
+    );
     flood(&ask, &apis[2..], 4, 0, Duration::ZERO, &history).await;
     Bound { amount: 4, per_seconds: 60, burst: 4 }.must_hold(&history.admitted("small"));
     // Then it is refilled, and that goes to whoever asks: one in 15 seconds.

@@ -5,6 +5,9 @@ use super::ledger::{Ledger, Record};
 use super::policies::Terms;
 use crate::quota::amount::{Micros, Rate, Tokens};
 
+/// Requests that got nothing are taken to be asking again for so long.
+const WAITS: Micros = Micros::seconds(3);
+
 /// A region is to have this much of the rate that its demand needs, so that it need not ask at every breath.
 const HEADROOM_PERCENT: i64 = 125;
 /// Limits slower than this are served by tokens on demand, unless a region's bucket is roomy.
@@ -108,6 +111,17 @@ pub(super) fn others_short(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> 
             && !on_demand(terms, r, due.burst)
             && (due.bare > r.rate + slack
                 || due.burst >= r.quantum && due.burst > r.burst + r.burst.percent(25))
+    })
+}
+
+/// Has another region that cannot hold a request by itself asked for one's tokens just now, and got none?
+pub(super) fn others_wait(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> bool {
+    ledger.records.iter().any(|r| {
+        r.region != me
+            && r.granted == Tokens::ZERO
+            && r.demand.is_positive()
+            && part(terms, r.region).cap() + r.burst < r.quantum
+            && ledger.at - r.asked < WAITS
     })
 }
 
