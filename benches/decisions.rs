@@ -4,6 +4,7 @@
 //! hot bucket or many cold ones, with a Redis and without. Printed are decisions a second when saturated, and then, at a
 //! steady 2,000 a second, how long they take. Client, daemon and Redis share this machine's cores, so **CPU a decision**
 //! (user and system, of the daemon and of Redis) is the figure to compare; the rate depends on the client too.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/it/support/mod.rs"]

@@ -2,6 +2,7 @@
 //!
 //! `cargo bench --bench floor -- [HTTP PORT] [GRPC PORT]` serves an answer that is always the same, until its standard
 //! input ends. Put load on it with any client, and read its CPU time from `/proc/PID/stat`.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 use quorate::quota::amount::{Rate, Tokens};
 use quorate::quota::matching::{Request, RequestFault, Subject};

@@ -4,6 +4,7 @@
 //! limit, and a steady demand of one and a half times as much, spread over the regions in different ways. What is
 //! printed is what was admitted, as a share of what the limit allows, and how long the limit takes to follow when all
 //! demand moves to another region. The bound is checked over every window of every run.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/it/support/mod.rs"]

@@ -40,6 +40,7 @@
 //! | [`reconcile`] | the slow loop | `store`, `raft`, `quota`, the limiter's tallies |
 //! | [`server`] | listeners, limits, HTTP, gRPC, admin | `quota`, `telemetry` |
 //! | [`telemetry`] | logs, traces, every metric | `quota` |
+//! | [`clock`] | the machine's clock | `quota` |
 //! | [`wan`] | a line with delay and partitions, for `quorate dev` and tests | tokio |
 //! | [`node`] | builds, runs and drains one region | all |
 //! | [`cli`] | one file a command | all |
@@ -61,7 +62,11 @@
 //! - **Everything has a limit and a deadline**: queues, bodies, connections, policies, waits, calls.
 //! - **Replicated and stored types only grow**: they travel behind a version byte; fields and variants are appended.
 
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented, clippy::todo)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod limiter;
 pub mod node;

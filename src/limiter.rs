@@ -79,7 +79,7 @@ impl Core {
     }
 }
 
-/// What decides about requests. Each worker thread has its own (see [`start`]).
+/// What decides about requests. Each worker thread has its own (see [`crate::server::start`]).
 pub trait Decide: Clone + Send + Sync + 'static {
     /// Decides about one request. With a `deadline`, an answer after that time is of no use to the caller: so what
     /// waits (for a lease, for the store) stops waiting before it.
@@ -124,7 +124,7 @@ impl<S: Store> Decide for Limiter<S> {
             Subject::Descriptors(d) => d.len(),
             Subject::Attributes(_) => 1,
         };
-        if active.version == 0 {
+        if !active.is_known() {
             return Ok(Verdict::undecided(descriptors));
         }
         if !matched.unmatched.is_empty() {

@@ -18,9 +18,10 @@ use crate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
 use crate::telemetry::{Metrics, wall_clock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// How often readiness is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -70,8 +71,8 @@ struct Inner {
 }
 
 impl Node {
-    /// Starts a region on the current runtime (callers get worker threads of their own). It listens when this returns, and is
-    /// ready later: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
+    /// Starts a region on the current runtime (callers get worker threads of their own). It listens when this returns,
+    /// and answers callers once it is able to, or after two seconds: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
     ///
     /// # Errors
     /// See [`NodeError`].

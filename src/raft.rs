@@ -1,7 +1,6 @@
 //! The replicated pool: openraft around [`Pool`], a durable log, and the wire between regions.
 
 mod changes;
-pub mod clock;
 mod data_dir;
 mod log;
 mod machine;
@@ -177,7 +176,7 @@ impl SharedPool {
 pub struct AppliedAt {
     /// The stamp.
     pub stamp: Stamp,
-    /// When it was applied, on [`clock::now`]'s clock.
+    /// When it was applied, on [`crate::clock::now`]'s clock.
     pub at: Micros,
 }
 

@@ -7,13 +7,16 @@
 mod book;
 mod policies;
 
+use crate::clock;
 use crate::limiter::Core;
-use crate::limiter::table::Asking;
-use crate::quota::amount::{DRIFT_PPM, Micros};
+use crate::limiter::active::ActivePolicy;
+use crate::limiter::table::{Asking, Offered};
+use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
-use crate::quota::policy::{BucketId, Part};
+use crate::quota::bucket;
+use crate::quota::policy::{BucketId, Part, RegionName};
 use crate::quota::pool::{Applied, Ask, Join, Op, RegionId};
-use crate::raft::{ChangeFeed, Changes, ProposeError, Raft, clock};
+use crate::raft::{ChangeFeed, Changes, ProposeError, Raft};
 use crate::store::AnyStore;
 use crate::store::{Install, Prepare, Session, Store as _, StoreError};
 use book::{Book, Loan};
@@ -53,7 +56,7 @@ pub struct Reconcile {
     raft: Raft,
     store: AnyStore,
     core: Arc<Core>,
-    region: crate::quota::policy::RegionName,
+    region: RegionName,
     unmatched_allowed: bool,
     me: Option<RegionId>,
     session: Option<Session>,
@@ -83,7 +86,7 @@ impl Reconcile {
         raft: Raft,
         store: AnyStore,
         core: Arc<Core>,
-        region: crate::quota::policy::RegionName,
+        region: RegionName,
         unmatched_allowed: bool,
     ) -> Self {
         let long_ago = Micros::ZERO - Micros::seconds(3_600);
@@ -299,7 +302,7 @@ impl Reconcile {
                 let Some(loan) = self.book.get(&bucket) else { continue };
                 // Its policy has gone: so has its bucket.
                 let Some(policy) = active.policy(loan.tally.policy) else { continue };
-                installs.push(install_of(bucket, &grant, policy.shape, policy.unseen));
+                installs.push(install_of(bucket, &grant, policy));
                 buckets.push((bucket, grant));
             }
             if installs.is_empty() {
@@ -394,7 +397,8 @@ impl Reconcile {
                     // Who waits goes on waiting for an ask that only has to keep its distance from the last one, if there
                     // is something to be had.
                     let of_use = free.is_positive() && free >= loan.largest_waiting(&offered);
-                    if !loan.borrower.is_out() && !(of_use && loan.borrower.is_held_back(now)) {
+                    let waits_on = loan.borrower.is_out() || of_use && loan.borrower.is_held_back(now);
+                    if !waits_on {
                         loan.tally.set_asking(Asking::No);
                     }
                     let next = loan.borrower.next_look(now);
@@ -524,28 +528,16 @@ impl Reconcile {
     }
 }
 
-fn install_of(
-    bucket: BucketId,
-    grant: &Grant,
-    shape: crate::quota::bucket::Shape,
-    unseen: Option<crate::quota::bucket::Unseen>,
-) -> Install {
-    Install {
-        bucket,
-        shape,
-        unseen,
-        seq: grant.seq,
-        push: grant.push,
-        granted: grant.granted,
-        burst: grant.burst,
-        rate: grant.rate.discount(DRIFT_PPM),
-        deadline: grant.deadline,
-    }
+/// A grant as the store keeps it.
+fn install_of(bucket: BucketId, grant: &Grant, policy: &ActivePolicy) -> Install {
+    let &Grant { seq, push, granted, burst, rate, deadline, .. } = grant;
+    let grant = bucket::Grant { seq, push, granted, burst, rate: rate.discount(DRIFT_PPM), deadline };
+    Install { bucket, shape: policy.shape, unseen: policy.unseen, grant }
 }
 
 impl Loan {
     /// The largest cost among those that wait is not known by itself; what waits at all is a bound.
-    fn largest_waiting(&self, offered: &crate::limiter::table::Offered) -> crate::quota::amount::Tokens {
+    fn largest_waiting(&self, offered: &Offered) -> Tokens {
         offered.largest.min(offered.queued + offered.denied)
     }
 }

@@ -7,6 +7,7 @@ mod any;
 pub mod memory;
 pub mod redis;
 
+pub use crate::quota::matching::CHARGES_MAX;
 pub use any::AnyStore;
 
 use crate::quota::amount::{Micros, Rate, Tokens};
@@ -20,9 +21,6 @@ pub struct Take {
     /// One for each limit that the request matched; at most [`CHARGES_MAX`].
     pub charges: Vec<TakeCharge>,
 }
-
-/// The most limits that one request may be charged against.
-pub const CHARGES_MAX: usize = 64;
 
 /// A charge on one bucket.
 #[derive(Clone, Copy, Debug)]
@@ -105,25 +103,8 @@ pub struct Install {
     pub shape: Shape,
     /// What it is if the store has never seen it; `None`: full.
     pub unseen: Option<Unseen>,
-    /// The ask that this answers.
-    pub seq: u64,
-    /// Later records under the same `seq` have greater numbers.
-    pub push: u32,
-    /// Tokens granted under `seq` so far.
-    pub granted: Tokens,
-    /// The lease's burst.
-    pub burst: Tokens,
-    /// The lease's rate, discounted for drift.
-    pub rate: Rate,
-    /// Store time at which the lease ends. Past it nothing is installed.
-    pub deadline: Micros,
-}
-
-impl From<&Install> for Grant {
-    fn from(record: &Install) -> Self {
-        let Install { seq, push, granted, burst, rate, deadline, .. } = *record;
-        Self { seq, push, granted, burst, rate, deadline }
-    }
+    /// The record; its rate is discounted for drift. Past its deadline nothing is installed.
+    pub grant: Grant,
 }
 
 /// One region's store. Cheap to clone; each thread that serves callers has its own (see `redis`).

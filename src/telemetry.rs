@@ -17,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 /// Log filter where neither `QUORATE_LOG` nor `RUST_LOG` is set.
-pub const FILTER_DEFAULT: &str = "info,openraft=warn";
+pub const FILTER_DEFAULT: &str = "info,openraft=warn,chunked_wal=warn,raft_log=warn,fred=warn";
 /// How long the last spans may take to leave.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one batch of spans may take.

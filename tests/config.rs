@@ -1,4 +1,5 @@
 //! Region and policy files, from their text to valid values or to every fault.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 #[path = "config/files.rs"]
 mod files;

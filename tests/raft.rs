@@ -1,5 +1,6 @@
 //! Three regions in one process, each on a runtime of its own (so that it can be killed), over real HTTP through links
 //! that can be slow or cut.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 use quorate::quota::policy::RegionName;
 use quorate::quota::pool::{Applied, Op};

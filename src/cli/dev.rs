@@ -17,8 +17,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 /// What regions are called, in order; there can be no more.
 const NAMES: [&str; 9] =
@@ -180,8 +181,7 @@ impl Dev {
             };
             configs.push(config(args, me, peers, store, dir.join("raft")));
         }
-        let mut nodes = Vec::new();
-        for config in &configs {
+        let nodes = configs.iter().map(|config| async {
             let node = Node::start(config.clone(), policies.to_vec()).await;
             let place = || {
                 format!(
@@ -189,8 +189,9 @@ impl Dev {
                     config.region, args.base_port
                 )
             };
-            nodes.push(node.with_context(place)?);
-        }
+            node.with_context(place)
+        });
+        let nodes = futures::future::try_join_all(nodes).await?;
         Ok(Self { nodes, configs, _links: links, _redis: servers, _temporary: temporary })
     }
 

@@ -46,10 +46,16 @@ pub struct ActivePolicy {
 }
 
 impl Active {
-    /// No policies: nothing matches.
+    /// None has been read yet: see [`Self::is_known`].
     #[must_use]
     pub fn none(unmatched_allowed: bool, metrics: &Metrics) -> Self {
         Self::new(0, Vec::new(), unmatched_allowed, metrics)
+    }
+
+    /// Have the cluster's policies been read? Until then nobody can say what is limited, so nothing may pass as unmatched.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.version > 0
     }
 
     /// These policies.

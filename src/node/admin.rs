@@ -1,12 +1,13 @@
 //! What the admin listener shows and does.
 
 use super::Inner;
+use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::matching::{Request, Subject, bucket_id};
 use crate::quota::policy::{BucketId, Limit, Mode, Policy};
 use crate::quota::pool::{Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies};
-use crate::raft::{ProposeError, Role, clock};
+use crate::raft::{ProposeError, Role};
 use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange};
 use crate::server::state::{
     AppliedPolicies, BucketRegion, BucketState, BucketView, LeaseState, PeerState, PolicyState, RaftState,

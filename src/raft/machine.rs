@@ -3,11 +3,11 @@
 //! The pool is in memory. After a restart it is the newest snapshot plus the log behind it.
 
 use super::changes::Feeds;
-use super::clock;
 use super::log::LogStore;
 use super::snapshot::{SnapshotDir, SnapshotFile};
 use super::types::{LeaderId, LogId, Membership, PeerNode, Response, SnapshotMeta, TypeConfig, leadership};
 use super::{AppliedAt, SharedPool};
+use crate::clock;
 use crate::quota::pool::{Entry, Pool, RaftClock, Stamp};
 use futures::{Stream, TryStreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};

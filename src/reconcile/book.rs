@@ -2,7 +2,7 @@
 
 use crate::limiter::active::ActivePolicy;
 use crate::limiter::table::{Table, Tally};
-use crate::quota::amount::{DRIFT_PPM, Level, Micros, Tokens};
+use crate::quota::amount::{DRIFT_PPM, Level, Micros, Rate, Tokens};
 use crate::quota::borrower::{Borrower, Grant, Plan};
 use crate::quota::policy::BucketId;
 use std::collections::{BTreeSet, HashMap};
@@ -37,7 +37,7 @@ impl Loan {
     pub fn level(&self, policy: &ActivePolicy, store_now: Micros, now: Micros) -> Tokens {
         let (level, at) = self.tally.level();
         let slice = self.borrower.slice(now);
-        let (rate, burst) = slice.map_or((crate::quota::amount::Rate::ZERO, Tokens::ZERO), |s| (s.0, s.1));
+        let (rate, burst) = slice.map_or((Rate::ZERO, Tokens::ZERO), |s| (s.0, s.1));
         let mut level = Level::new(level);
         let rate = policy.shape.rate + rate.discount(DRIFT_PPM);
         level.accrue(rate, store_now - at, policy.shape.cap + burst);

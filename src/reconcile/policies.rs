@@ -1,12 +1,12 @@
 //! From the policies in the pool to those that the fast loop goes by.
 
 use super::{REPEAT, Reconcile};
+use crate::clock;
 use crate::limiter::active::{Active, ActivePolicy};
 use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Unseen;
 use crate::quota::policy::Part;
 use crate::quota::pool::{Ack, Op};
-use crate::raft::clock;
 
 /// A decision under older policies may still be on its way to the store for this long: acknowledging waits for it. Longer
 /// than any store's timeout and the slack that its commands are given.

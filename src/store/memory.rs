@@ -6,13 +6,13 @@ use super::{
     CHARGES_MAX, Install, Prepare, Prepared, Session, SessionState, Store, StoreError, Take, Taken,
     TakenCharge,
 };
+use crate::clock;
 use crate::quota::amount::{Micros, Tokens};
-use crate::quota::bucket::{self, Bucket, Charge, Generation, Grant, Moment, Shape, Unseen};
+use crate::quota::bucket::{self, Bucket, Charge, Generation, Moment, Shape, Unseen};
 use crate::quota::policy::BucketId;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 use tokio::sync::watch;
 
 const SHARDS: usize = 64;
@@ -62,8 +62,8 @@ impl MemoryStore {
     /// An empty store whose clock reads `epoch` now and runs with the process' monotonic clock.
     #[must_use]
     pub fn monotonic(epoch: Micros) -> Self {
-        let origin = Instant::now();
-        Self::new(move || epoch + Micros::from_duration(origin.elapsed()))
+        let origin = clock::now();
+        Self::new(move || epoch + (clock::now() - origin))
     }
 
     /// Always attached, to the one session that it has.
@@ -147,7 +147,7 @@ impl MemoryStore {
         let stored = shard.buckets.get(&record.bucket).copied();
         let mut bucket = self.settle(stored, record.shape, record.unseen, when);
         let before = bucket;
-        bucket.install(&Grant::from(record), self.inner.session.nonce, when);
+        bucket.install(&record.grant, self.inner.session.nonce, when);
         shard.put(record.bucket, bucket, bucket != before, when.now)?;
         Ok(bucket.level())
     }

@@ -34,7 +34,7 @@ use scripts::{Call, SCRIPTS, run};
 use shared::{Link, Live, Shared};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{timeout, timeout_at};
 
@@ -190,7 +190,7 @@ impl RedisStore {
     /// About what Redis' clock reads, never ahead of it by more than drift; zero before it was first read.
     #[must_use]
     pub fn now(&self) -> Micros {
-        self.shared.window(Instant::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
+        self.shared.window(crate::clock::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
     }
 
     /// The smoothed round trip of the control task's heartbeat.
@@ -237,13 +237,17 @@ impl RedisStore {
     }
 
     fn window(&self) -> Result<(Micros, Micros), StoreError> {
-        self.shared.window(Instant::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
+        self.shared.window(crate::clock::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
     }
 }
 
 impl Store for RedisStore {
     async fn take(&self, take: Take) -> Result<Taken, StoreError> {
         let until = tokio::time::Instant::now() + self.shared.timeout;
+        if !self.link.opened.initialized() && self.shared.attached.borrow().is_some() {
+            // A worker's first connection is only moments behind the session: worth waiting for.
+            timeout_at(until, self.link.opened.wait()).await.map_err(|_| StoreError::Unavailable)?;
+        }
         let ready = self.link.live.load().is_some() && !self.link.overdue.load(Ordering::Relaxed);
         if !ready || take.charges.len() > CHARGES_MAX {
             return Err(StoreError::Unavailable);

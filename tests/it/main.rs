@@ -1,6 +1,7 @@
 //! Black-box tests: real daemons, real Redis, a real Envoy, real links that are cut.
 //!
 //! Run by `./tests/run`, which installs what they need. What each module shows is in its own head.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 mod cluster;
 mod dev;

@@ -10,12 +10,13 @@ const LINES_MAX: usize = 700;
 /// Each room and the rooms that it may import (src/lib.rs draws the map). `node` and `cli` know all; nobody imports them.
 const ROOMS: &[(&str, &[&str])] = &[
     ("quota", &[]),
+    ("clock", &["quota"]),
     ("config", &["quota"]),
     ("telemetry", &["quota", "config"]),
-    ("store", &["quota", "telemetry"]),
-    ("raft", &["quota", "telemetry"]),
+    ("store", &["quota", "clock", "telemetry"]),
+    ("raft", &["quota", "clock", "telemetry"]),
     ("limiter", &["store", "quota", "telemetry"]),
-    ("reconcile", &["store", "raft", "quota", "limiter", "telemetry"]),
+    ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry"]),
     ("server", &["limiter", "quota", "config", "telemetry"]),
     ("wan", &[]),
 ];

@@ -1,4 +1,5 @@
 //! The front ends over real sockets, in front of a small exact limiter (see `limiter`).
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 mod admin;
 mod connections;

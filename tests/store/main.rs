@@ -1,4 +1,5 @@
 //! One suite over both stores, and what only a Redis can do to one.
+#![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 mod redis;
 mod suite;

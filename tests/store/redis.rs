@@ -3,6 +3,7 @@
 use crate::support::*;
 use fred::prelude::*;
 use quorate::quota::amount::{Micros, Rate, Tokens};
+use quorate::quota::bucket::Grant;
 use quorate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
 use quorate::store::{AnyStore, Install, Session, Store, StoreError};
 use std::time::Duration;
@@ -144,17 +145,8 @@ async fn a_restarted_daemon_keeps_levels_and_no_leases() {
     assert_eq!(spend(&store, b, 4).await, Ok((true, 6)));
     let deadline = store.prepare(Vec::new()).await.unwrap().0 + Micros::seconds(60);
     let (granted, burst) = (Tokens::whole(20), Tokens::whole(20));
-    let record = Install {
-        bucket: b.id,
-        shape: b.shape,
-        unseen: None,
-        seq: 9,
-        push: 0,
-        granted,
-        burst,
-        rate: Rate::ZERO,
-        deadline,
-    };
+    let grant = Grant { seq: 9, push: 0, granted, burst, rate: Rate::ZERO, deadline };
+    let record = Install { bucket: b.id, shape: b.shape, unseen: None, grant };
     assert_eq!(store.install(vec![record]).await.unwrap(), [Tokens::whole(26)]);
     store.close().await;
     assert_eq!(spend(&store, b, 1).await, Err(StoreError::Unavailable));
@@ -165,7 +157,8 @@ async fn a_restarted_daemon_keeps_levels_and_no_leases() {
     assert_eq!(store.mark_full(second).await, Err(StoreError::Fenced));
     assert!(store.generation().full, "what was said of the data still holds");
     assert_eq!(spend(&store, b, 0).await, Ok((true, 10)), "the lease's part is gone");
-    let record = Install { seq: 1, granted: Tokens::whole(1), ..record };
+    let grant = Grant { seq: 1, granted: Tokens::whole(1), ..grant };
+    let record = Install { grant, ..record };
     assert_eq!(store.install(vec![record]).await.unwrap(), [Tokens::whole(11)], "its seq starts over");
 }
 

@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use quorate::quota::amount::{Micros, Rate, Tokens};
+use quorate::quota::bucket::Grant;
 use quorate::quota::bucket::Unseen;
 use quorate::store::memory::MemoryStore;
 use quorate::store::{AnyStore, Install, Prepare, Session, Store, StoreError, Take};
@@ -122,17 +123,9 @@ fn prepare(b: TestBucket, burst: i64, rate: i64) -> Prepare {
 }
 
 fn install(b: TestBucket, (seq, push): (u64, u32), granted: i64, burst: i64, deadline: Micros) -> Install {
-    Install {
-        bucket: b.id,
-        shape: b.shape,
-        unseen: b.unseen,
-        seq,
-        push,
-        granted: Tokens::whole(granted),
-        burst: Tokens::whole(burst),
-        rate: Rate::ZERO,
-        deadline,
-    }
+    let (granted, burst) = (Tokens::whole(granted), Tokens::whole(burst));
+    let grant = Grant { seq, push, granted, burst, rate: Rate::ZERO, deadline };
+    Install { bucket: b.id, shape: b.shape, unseen: b.unseen, grant }
 }
 
 async fn leases_come_and_go(store: &AnyStore) {

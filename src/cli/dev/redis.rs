@@ -4,9 +4,10 @@ use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::time::Instant;
 
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
 

@@ -1,20 +1,18 @@
 //! Where Redis' clock must be, as bounds that every exchange narrows and time widens.
 //!
-//! A reading TIME of an exchange sent at `s` and received at `r` (monotonic time of this process) was taken between them, so
+//! A reading TIME of an exchange sent at `s` and received at `r` (this machine's clock, see [`crate::clock`]) was taken between them, so
 //! the offset of Redis' clock lies in `[TIME - r, TIME - s]`. However late a reading comes, that holds: lateness makes the
 //! bounds wide, never wrong. Only a clock that stepped leaves bounds that do not meet.
 
 use crate::quota::amount::{DRIFT_PPM, Micros};
-use std::time::Instant;
 
 /// A step up to this is followed slowly, at the speed of drift; a longer one is a loss of data. The scripts have the same
 /// figure.
 pub(super) const TOLERANCE: Micros = Micros::millis(250);
 
-/// The bounds. All times are since `origin`.
+/// The bounds of the offset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    origin: Instant,
     low: Micros,
     high: Micros,
     at: Micros,
@@ -31,14 +29,12 @@ pub(super) enum Reading {
 
 impl Clock {
     /// After the first exchange.
-    pub(super) fn new(sent: Instant, received: Instant, time: Micros) -> Self {
-        let at = Micros::from_duration(received.saturating_duration_since(sent));
-        Self { origin: sent, low: time - at, high: time, at }
+    pub(super) fn new(sent: Micros, received: Micros, time: Micros) -> Self {
+        Self { low: time - received, high: time - sent, at: received }
     }
 
     /// After another exchange. A step leaves the bounds as they were.
-    pub(super) fn observe(&mut self, sent: Instant, received: Instant, time: Micros) -> Reading {
-        let (sent, received) = (self.since(sent), self.since(received));
+    pub(super) fn observe(&mut self, sent: Micros, received: Micros, time: Micros) -> Reading {
         let (low, high) = self.bounds(received);
         let (seen_low, seen_high) = (time - received, time - sent);
         if seen_low > high + TOLERANCE {
@@ -54,14 +50,9 @@ impl Clock {
     }
 
     /// The store times between which a call that is sent at `sent` runs, if it is done within `within`.
-    pub(super) fn window(&self, sent: Instant, within: Micros) -> (Micros, Micros) {
-        let sent = self.since(sent);
+    pub(super) fn window(&self, sent: Micros, within: Micros) -> (Micros, Micros) {
         let (low, high) = self.bounds(sent);
         (low + sent, high + sent + within)
-    }
-
-    fn since(&self, instant: Instant) -> Micros {
-        Micros::from_duration(instant.saturating_duration_since(self.origin))
     }
 
     fn bounds(&self, at: Micros) -> (Micros, Micros) {
@@ -73,17 +64,15 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-
     const EPOCH: Micros = Micros::seconds(1_700_000_000);
 
-    fn ms(ms: u64) -> Duration {
-        Duration::from_millis(ms)
+    fn ms(ms: i64) -> Micros {
+        Micros::millis(ms)
     }
 
-    /// A clock that was read at 0 with a round trip of 2 ms, and the origin.
-    fn clock() -> (Clock, Instant) {
-        let origin = Instant::now();
+    /// A clock that was read at the origin with a round trip of 2 ms, and the origin.
+    fn clock() -> (Clock, Micros) {
+        let origin = Micros::seconds(77);
         (Clock::new(origin, origin + ms(2), EPOCH + Micros::millis(1)), origin)
     }
 
@@ -103,7 +92,7 @@ mod tests {
         let (mut clock, origin) = clock();
         for (ran, received) in [(1_000, 60_000), (60_900, 61_000)] {
             let time = EPOCH + Micros::millis(ran);
-            let sent = origin + ms(u64::try_from(ran).unwrap()).min(ms(1_000));
+            let sent = origin + ms(ran).min(ms(1_000));
             assert_eq!(clock.observe(sent, origin + ms(received), time), Reading::Fits);
         }
         let (low, high) = clock.window(origin + ms(61_000), Micros::ZERO);
@@ -114,9 +103,9 @@ mod tests {
     fn a_small_step_is_followed_at_the_speed_of_drift() {
         let (mut clock, origin) = clock();
         let mut before = clock.window(origin + ms(2), Micros::ZERO).1;
-        for i in 1..=100_u64 {
+        for i in 1..=100 {
             let t = origin + ms(2 + 100 * i);
-            let time = EPOCH + Micros::millis(2 + 100 * i64::try_from(i).unwrap()) + Micros::millis(200);
+            let time = EPOCH + Micros::millis(2 + 100 * i) + Micros::millis(200);
             assert_eq!(clock.observe(t, t, time), Reading::Fits);
             let now = clock.window(t, Micros::ZERO).1;
             assert!(now - before <= Micros::millis(101) && now <= time, "{i}");

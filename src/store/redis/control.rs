@@ -7,12 +7,13 @@ use super::pump::GIVE_UP;
 use super::scripts::{SCRIPTS, run};
 use super::shared::{Attached, Backoff, Link, Live, Shared};
 use super::wire::{AttachAnswer, AttachCall, Stem, attached, beaten};
+use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::bucket::Generation;
 use crate::store::{Session, SessionState, new_nonce};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -45,11 +46,11 @@ pub(super) async fn supervise(shared: &Shared, link: &Link) {
         let why = match attach(shared, &mut me).await {
             Ok((mut connection, session)) => {
                 let live = publish(shared, link, &connection, session);
-                let began = Instant::now();
+                let began = clock::now();
                 let fault = watch(shared, &mut connection, &live).await;
                 link.live.store(None);
                 me.ousted |= fault == Fault::Fenced;
-                if began.elapsed() > GIVE_UP {
+                if (clock::now() - began).to_duration() > GIVE_UP {
                     backoff.reset();
                 }
                 fault
@@ -76,7 +77,7 @@ async fn attach(shared: &Shared, me: &mut Me) -> Result<(Connection, Arc<Attache
     let (sent, answer) = exchange.inspect_err(|_| {
         shared.lost.fetch_or(lost, Ordering::SeqCst);
     })?;
-    let received = Instant::now();
+    let received = clock::now();
     let nonce = answer.session;
     let session = match (answer.kind, me.session) {
         (b'A', Some(session)) => {
@@ -111,7 +112,7 @@ async fn ask_meta(
     me: &Me,
     connection: &Connection,
     lost: bool,
-) -> Result<(Instant, AttachAnswer), Fault> {
+) -> Result<(Micros, AttachAnswer), Fault> {
     let all = [&SCRIPTS.take, &SCRIPTS.prepare, &SCRIPTS.install, &SCRIPTS.beat];
     let info = &connection.info;
     let exchange = async {
@@ -131,7 +132,7 @@ async fn ask_meta(
             recent: RECENT,
             life: META_LIFE,
         };
-        let sent = Instant::now();
+        let sent = clock::now();
         let answer = run(&connection.client, &SCRIPTS.attach, call.call(&shared.keys)).await?;
         Ok((sent, attached(answer)?))
     };
@@ -145,7 +146,7 @@ fn publish(shared: &Shared, link: &Link, connection: &Connection, session: Arc<A
         attached: session.clone(),
         broken: Notify::new(),
     });
-    link.live.store(Some(live.clone()));
+    link.open(live.clone());
     let state = SessionState::Attached(session.session);
     shared.attached.send_if_modified(|now| {
         let modified = !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &session));
@@ -222,9 +223,9 @@ async fn patient<T>(shared: &Shared, exchange: impl Future<Output = Result<T, Fa
 async fn beat(shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
     let life = if writes { META_LIFE } else { Micros::ZERO };
     let call = live.attached.stem.beat(life, false);
-    let sent = Instant::now();
+    let sent = clock::now();
     let outcome = run(&live.client, &SCRIPTS.beat, call).await.and_then(beaten);
-    let received = Instant::now();
+    let received = clock::now();
     let (time, full) = match outcome {
         Ok(answer) => answer,
         // Out of memory, for one: the session is as good as it was, only nobody can write.
@@ -243,7 +244,7 @@ async fn beat(shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
         live.attached.set_full();
     }
     shared.health().down = None;
-    shared.observe_rtt(received.saturating_duration_since(sent));
+    shared.observe_rtt((received - sent).to_duration());
     let reading = shared.clock().as_mut().map(|clock| clock.observe(sent, received, time));
     match reading {
         Some(Reading::Step(by)) => {

@@ -124,7 +124,7 @@ async fn call(shared: &Shared, link: &Link, batch: Batch, replies: Replies) {
 }
 
 async fn take(shared: &Shared, live: &Live, batch: Batch) -> Result<Vec<Taken>, Fault> {
-    let window = shared.window(std::time::Instant::now(), shared.timeout);
+    let window = shared.window(crate::clock::now(), shared.timeout);
     let window = window.ok_or_else(|| Fault::Refused("its clock has not been read".to_owned()))?;
     let (call, counts) = batch.into_call(&live.attached.stem, window);
     let late = |_| Fault::Unknown(format!("no answer within {GIVE_UP:?}"));

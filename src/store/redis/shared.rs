@@ -10,8 +10,8 @@ use arc_swap::ArcSwapOption;
 use fred::clients::Client;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-use tokio::sync::{Notify, watch};
+use std::time::Duration;
+use tokio::sync::{Notify, SetOnce, watch};
 
 /// One store's state.
 pub(super) struct Shared {
@@ -69,8 +69,19 @@ pub(super) struct Live {
 #[derive(Default)]
 pub(super) struct Link {
     pub(super) live: ArcSwapOption<Live>,
+    /// The first connection has been there.
+    pub(super) opened: SetOnce<()>,
     /// A call has been out for longer than a decision may wait: until it is answered, nothing more is sent.
     pub(super) overdue: AtomicBool,
+}
+
+impl Link {
+    /// Calls may use this connection from now on.
+    pub(super) fn open(&self, live: Arc<Live>) {
+        self.live.store(Some(live));
+        // Set already: it was not the first.
+        let _ = self.opened.set(());
+    }
 }
 
 impl Shared {
@@ -92,7 +103,7 @@ impl Shared {
     }
 
     /// Bounds of Redis' clock for a call that is sent at `sent`; `None` before the first exchange.
-    pub(super) fn window(&self, sent: Instant, within: Duration) -> Option<(Micros, Micros)> {
+    pub(super) fn window(&self, sent: Micros, within: Duration) -> Option<(Micros, Micros)> {
         self.clock().map(|clock| clock.window(sent, Micros::from_duration(within)))
     }
 

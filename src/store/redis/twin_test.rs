@@ -118,7 +118,7 @@ impl Model {
     fn install(&mut self, record: &Install, when: Moment) -> Tokens {
         let before = self.settle(record.bucket, record.shape, record.unseen, when);
         let mut b = before;
-        b.install(&Grant::from(record), self.session, when);
+        b.install(&record.grant, self.session, when);
         self.put(record.bucket, before != b, b);
         b.level()
     }
@@ -290,17 +290,15 @@ impl<'a> Trace<'a> {
             };
             self.seq += self.rng.random_range(0..2_u64);
             let seq = self.seq - self.rng.random_range(0..3_u64).min(self.seq);
-            records.push(Install {
-                bucket,
-                shape,
-                unseen,
+            let grant = Grant {
                 seq,
                 push: self.rng.random_range(0..3),
                 granted: Tokens(self.amount()),
                 burst: Tokens(self.amount()),
                 rate: Rate(self.amount()),
                 deadline: Micros(self.now + after),
-            });
+            };
+            records.push(Install { bucket, shape, unseen, grant });
         }
         let answer = self.run(&self.scripts.install, self.stem.install(window, &records)).await;
         let levels = answer.and_then(|answer| wire::installed(answer, records.len()));
@@ -399,17 +397,8 @@ async fn a_key_is_kept_until_it_is_full() {
         // A lease keeps it at least until no record of it can come a second time.
         let deadline = Micros(trace.now) + Micros::seconds(50);
         let (granted, burst) = (Tokens::whole(300), Tokens::whole(300));
-        let install = Install {
-            bucket,
-            shape,
-            unseen: None,
-            seq: 1,
-            push: 0,
-            granted,
-            burst,
-            rate: Rate::ZERO,
-            deadline,
-        };
+        let grant = Grant { seq: 1, push: 0, granted, burst, rate: Rate::ZERO, deadline };
+        let install = Install { bucket, shape, unseen: None, grant };
         let answer = trace.run(&scripts.install, trace.stem.install(window, &[install])).await.unwrap();
         assert_eq!(wire::installed(answer, 1).unwrap(), [Tokens::whole(300)]);
         let left: i64 = client.pttl(trace.stem.bucket(&bucket)).await.unwrap();

@@ -95,10 +95,11 @@ impl Stem {
         for record in records {
             keys.push(self.bucket(&record.bucket));
             put_shape(&mut shapes, record.shape, record.unseen);
-            for number in [exact_u64(record.seq), i64::from(record.push)] {
+            let grant = &record.grant;
+            for number in [exact_u64(grant.seq), i64::from(grant.push)] {
                 put(&mut rest, number);
             }
-            for amount in [record.granted.0, record.burst.0, record.rate.0, record.deadline.0] {
+            for amount in [grant.granted.0, grant.burst.0, grant.rate.0, grant.deadline.0] {
                 put(&mut rest, exact(amount));
             }
         }

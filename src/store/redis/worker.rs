@@ -28,7 +28,7 @@ pub(super) async fn supervise(shared: &Shared, link: &Link) {
                     attached: attached.clone(),
                     broken: Notify::new(),
                 });
-                link.live.store(Some(live.clone()));
+                link.open(live.clone());
                 let replaced = tokio::select! {
                     () = connection.lost() => false,
                     () = live.broken.notified() => false,

@@ -200,7 +200,7 @@ impl Daemon {
         match &s.redis {
             Some(url) => {
                 // Twenty milliseconds, the default, are for a machine that is not also building and running all of this.
-                let _ = writeln!(yaml, "store:\n  redis:\n    url: {url}\n    timeout: 150ms");
+                let _ = writeln!(yaml, "store:\n  redis:\n    url: {url}\n    timeout: 500ms");
             }
             None => yaml.push_str("store:\n  embedded: {}\n"),
         }

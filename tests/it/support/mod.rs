@@ -13,8 +13,10 @@ pub mod meter;
 pub mod process;
 pub mod redis;
 
+use std::fs::File;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -46,16 +48,22 @@ pub fn hold(it_holds: bool, why: impl FnOnce() -> String) -> Result<(), String> 
     if it_holds { Ok(()) } else { Err(why()) }
 }
 
-/// A loopback address that nobody listens on, and that no other call in this process returns.
+/// A loopback address that nobody listens on, and that no other test gets as long as this one's process lives: a lock on a
+/// file says whose it is.
 pub fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
+    static MINE: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let locks = std::env::temp_dir().join("quorate-test-ports");
+    std::fs::create_dir_all(&locks).expect("a folder for locks");
     let start = u16::try_from(std::process::id() % 997).unwrap_or(0).wrapping_mul(17);
     for _ in 0..PORTS.len() {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
         let offset = usize::from(start.wrapping_add(step)) % PORTS.len();
         let port = PORTS.start + u16::try_from(offset).unwrap_or(0);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        if TcpListener::bind(address).is_ok() {
+        let Ok(lock) = File::create(locks.join(port.to_string())) else { continue };
+        if lock.try_lock().is_ok() && TcpListener::bind(address).is_ok() {
+            MINE.lock().expect("no other test has panicked here").push(lock);
             return address;
         }
     }

@@ -1,4 +1,5 @@
-//! Time that goes on while a machine sleeps.
+//! Time that goes on while a machine sleeps: the one place that reads a clock for leases, levels and Raft time. Deadlines of
+//! calls and waits are tokio's, which tests can pause.
 
 use crate::quota::amount::Micros;
 
