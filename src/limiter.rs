@@ -10,7 +10,7 @@ pub mod table;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
-use crate::quota::policy::{Limit, Mode, OnStoreFailure, TokenBucket};
+use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, TokenBucket};
 use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
@@ -30,8 +30,10 @@ pub const WAITING_MAX: usize = 10_000;
 /// How long a lease is assumed to take until one has been seen.
 const LEASE_TAKES: Micros = Micros::millis(250);
 
+/// Looks at what is left in the pool of a bucket, as this region's replica knows it. `None`: not now.
+pub type Peek = dyn Fn(u32, BucketId) -> Option<Tokens> + Send + Sync;
+
 /// What all threads of a daemon share.
-#[derive(Debug)]
 pub struct Core {
     /// The policies in force.
     pub active: ArcSwap<Active>,
@@ -40,22 +42,35 @@ pub struct Core {
     /// Counters.
     pub metrics: Arc<Metrics>,
     fallback: Fallback,
+    peek: Box<Peek>,
     waiting: AtomicUsize,
     lease_takes: AtomicI64,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("fallback", &self.fallback).finish_non_exhaustive()
+    }
 }
 
 impl Core {
     /// Without policies yet: see [`Self::active`]. `local` takes over for policies that say so while the store is down.
     #[must_use]
-    pub fn new(active: Active, metrics: Arc<Metrics>, local: MemoryStore) -> Self {
+    pub fn new(active: Active, metrics: Arc<Metrics>, local: MemoryStore, peek: Box<Peek>) -> Self {
         Self {
             active: ArcSwap::from_pointee(active),
             table: Table::default(),
             metrics,
             fallback: Fallback::new(local),
+            peek,
             waiting: AtomicUsize::new(0),
             lease_takes: AtomicI64::new(LEASE_TAKES.0),
         }
+    }
+
+    /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
+    fn in_pool(&self, held: &Held<'_>) -> Tokens {
+        (self.peek)(held.policy.id, held.charge.bucket).unwrap_or(held.policy.pool_full)
     }
 
     /// How long it takes from an ask to its lease, as measured; for hints in answers.
@@ -164,7 +179,7 @@ impl<S: Store> Limiter<S> {
             let low = !seen.fits || seen.level < cap.mul_div(1, 2) || seen.cap > cap;
             let (id, bucket) = (held.policy.id, held.charge.bucket);
             held.tally = match self.core.table.get(&bucket) {
-                None if low => self.core.table.get_or_make(id, bucket, held.policy.pool_full),
+                None if low => self.core.table.get_or_make(id, bucket, self.core.in_pool(held)),
                 known => known,
             };
             let Some(tally) = &held.tally else { continue };
@@ -269,7 +284,7 @@ impl<S: Store> Limiter<S> {
         let mut elsewhere = None;
         let mut denial = Reason::OverLimit;
         if policy.pooled && !held.own {
-            let pool = held.tally.as_ref().map_or(policy.pool_full, |t| t.elsewhere());
+            let pool = held.tally.as_ref().map_or_else(|| self.core.in_pool(held), |t| t.elsewhere());
             let whole = limit.rate().discount(DRIFT_PPM);
             if seen.fits {
                 // What is left of the limit as this region knows it: its own, and what it might be lent.
@@ -326,7 +341,7 @@ impl<S: Store> Limiter<S> {
 }
 
 impl Held<'_> {
-    fn bucket(&self) -> crate::quota::policy::BucketId {
+    fn bucket(&self) -> BucketId {
         self.charge.bucket
     }
 

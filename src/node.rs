@@ -1,6 +1,7 @@
 //! Builds, runs and drains one region: the only file that knows all rooms.
 
 mod admin;
+mod files;
 
 use crate::config::{Config, StoreConfig, Unmatched};
 use crate::limiter::active::Active;
@@ -84,7 +85,10 @@ impl Node {
         let store = store(&config)?;
         let local = MemoryStore::monotonic(wall_micros());
         let active = Active::none(unmatched_allowed, &metrics);
-        let core = Arc::new(Core::new(active, Arc::clone(&metrics), local));
+        let pool = raft.pool();
+        // A request does not wait for a replica that is applying something.
+        let peek = move |policy, bucket| pool.try_read().map(|pool| pool.free(policy, bucket, pool.tau()));
+        let core = Arc::new(Core::new(active, Arc::clone(&metrics), local, Box::new(peek)));
         let reconcile = Reconcile::new(
             raft.clone(),
             store.clone(),
@@ -114,7 +118,8 @@ impl Node {
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
-        let options = server::Options { able: Some(is_able), ..server::Options::default() };
+        let mut options = server::Options { able: Some(is_able), ..server::Options::default() };
+        options.connections_max = options.connections_max.min(files::connections_max(2));
         let server = server::start(listeners, options, metrics, is_ready, build).await?;
         Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })
     }

@@ -15,7 +15,7 @@ use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -158,6 +158,16 @@ impl SharedPool {
     /// Locks it for reading. Entries wait meanwhile: read what you need, and do not hold this across an `await`.
     pub fn read(&self) -> RwLockReadGuard<'_, Pool> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, without waiting: `None` while entries are applied.
+    #[must_use]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, Pool>> {
+        match self.0.try_read() {
+            Ok(pool) => Some(pool),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Connections that wait for `accept`, in the kernel.
 const BACKLOG: i32 = 1024;
@@ -24,6 +25,8 @@ const BACKLOG: i32 = 1024;
 const QUEUE: usize = 256;
 /// How long to leave a listener alone that cannot accept (too many open files, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often that is worth a line in the log.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// Limits on one connection.
 #[derive(Clone, Debug)]
@@ -94,6 +97,7 @@ pub struct Acceptor {
     protocol: Protocol,
     permits: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
+    complained: Option<Instant>,
 }
 
 impl Acceptor {
@@ -109,7 +113,7 @@ impl Acceptor {
     ) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        Ok(Self { listener, protocol, permits, stopping })
+        Ok(Self { listener, protocol, permits, stopping, complained: None })
     }
 
     /// Where it listens.
@@ -132,7 +136,7 @@ impl Acceptor {
 
     /// The next connection; `None`: stopped.
     pub async fn next(&mut self) -> Option<Accepted> {
-        let Self { listener, protocol, permits, stopping } = self;
+        let Self { listener, protocol, permits, stopping, complained } = self;
         let next = async {
             // The permit comes first: a connection that cannot be served yet stays in the backlog.
             let permit = Arc::clone(permits).acquire_owned().await.ok()?;
@@ -142,7 +146,10 @@ impl Acceptor {
                         return Some(Accepted { protocol: *protocol, peer, stream, permit });
                     }
                     Err(error) => {
-                        tracing::warn!(%error, ?protocol, "cannot accept a connection");
+                        if complained.is_none_or(|at| at.elapsed() > COMPLAIN_EVERY) {
+                            tracing::warn!(%error, ?protocol, "cannot accept connections; raise the limit of open files?");
+                            *complained = Some(Instant::now());
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }

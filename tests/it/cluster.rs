@@ -77,6 +77,10 @@ async fn what_one_region_has_spent_is_spent_everywhere() {
     flood(&ask, &cluster.apis()[..1], 40, 4, seconds(2), &history).await;
     let spent = history.admitted("spend").len();
     assert!((27..=30).contains(&spent), "one region gets at all but the others' reserve: {spent} of 30");
+    for api in &cluster.apis()[1..] {
+        let told = api.check("api", &[("tenant", "7")], 0).await.remaining();
+        assert!(told <= 3, "a region that has spent nothing itself says that {told} are left");
+    }
     let elsewhere = Ask::new("elsewhere", "api", &[("tenant", "7")]);
     flood(&elsewhere, &cluster.apis(), 60, 0, Duration::ZERO, &history).await;
     let mut all = history.admitted("spend");
