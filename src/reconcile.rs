@@ -15,7 +15,7 @@ use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::bucket;
 use crate::quota::policy::{BucketId, Part, RegionName};
-use crate::quota::pool::{Applied, Ask, Join, Op, RegionId};
+use crate::quota::pool::{Applied, Ask, Join, Op, RegionId, SLOW};
 use crate::raft::{ChangeFeed, Changes, ProposeError, Raft};
 use crate::store::AnyStore;
 use crate::store::{Install, Prepare, Session, Store as _, StoreError};
@@ -402,7 +402,8 @@ impl Reconcile {
                     // is something to be had.
                     let of_use = free.is_positive() && free >= loan.largest_waiting(&offered);
                     // So it does for what other regions have to spare of a slow limit.
-                    let may_come = loan.borrower.is_on_demand()
+                    let slow = pool.cut(policy.id).is_some_and(|cut| cut.rate < SLOW);
+                    let may_come = (slow || loan.borrower.is_on_demand())
                         && offered.queued.is_positive()
                         && pool.lent_elsewhere(*bucket, me) >= offered.largest.max(Tokens::whole(1));
                     let waits_on =

@@ -17,6 +17,7 @@ mod policies;
 mod tests;
 
 pub use clock::RaftClock;
+pub use decide::SLOW;
 pub use entry::{Ack, Applied, Ask, Entry, Join, Op, PolicyOutcome, RegionId, SetPolicies, Stamp};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};

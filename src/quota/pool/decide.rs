@@ -11,7 +11,7 @@ const WAITS: Micros = Micros::seconds(3);
 /// A region is to have this much of the rate that its demand needs, so that it need not ask at every breath.
 const HEADROOM_PERCENT: i64 = 125;
 /// Limits slower than this are served by tokens on demand, unless a region's bucket is roomy.
-const SLOW: Rate = Rate::per_second(2);
+pub const SLOW: Rate = Rate::per_second(2);
 /// Lease of tokens on demand: long enough to arrive and be spent.
 const LEASE_ON_DEMAND: Micros = Micros::seconds(3);
 
