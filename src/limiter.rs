@@ -293,7 +293,9 @@ impl<S: Store> Limiter<S> {
                 sight.cap = limit.burst();
                 sight.level = sight.level.min(sight.cap);
             } else if held.tally.as_ref().is_some_and(|t| t.is_cut_off()) {
-                denial = Reason::NoLease;
+                if policy.policy.mode == Mode::Strict {
+                    denial = Reason::NoLease;
+                }
             } else {
                 let after = Micros(self.core.lease_takes.load(Ordering::Relaxed));
                 elsewhere = Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
