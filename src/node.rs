@@ -130,6 +130,14 @@ impl Node {
         self.inner.not_ready()
     }
 
+    /// Reads what can change live again: the TLS files between regions.
+    ///
+    /// # Errors
+    /// If they cannot be used: then the old ones stay in use.
+    pub fn reload(&self) -> Result<(), NodeError> {
+        Ok(self.inner.raft.reload_tls()?)
+    }
+
     /// Waits until it cannot go on, and says why.
     pub async fn failed(&self) -> String {
         let mut failed = self.failed.clone();

@@ -81,10 +81,15 @@ async fn until_stopped(node: &Node, telemetry: &Telemetry) -> anyhow::Result<()>
             _ = terminate.recv() => return Ok(()),
             stopped = tokio::signal::ctrl_c() => return stopped.context("cannot listen for SIGINT"),
             why = node.failed() => anyhow::bail!("{why}"),
-            _ = hang_up.recv() => match telemetry.reload() {
-                Ok(()) => tracing::info!("re-read what can change live"),
-                Err(error) => tracing::warn!(%error, "kept the log filter as it was"),
-            },
+            _ = hang_up.recv() => {
+                match (telemetry.reload(), node.reload()) {
+                    (Ok(()), Ok(())) => tracing::info!("re-read what can change live"),
+                    (filter, tls) => {
+                        let why = filter.err().map(|e| e.to_string()).or_else(|| tls.err().map(|e| e.to_string()));
+                        tracing::warn!(why, "SIGHUP: kept what could not be re-read as it was");
+                    }
+                }
+            }
         }
     }
 }

@@ -46,7 +46,7 @@ const BUCKETS_A_CALL: usize = 256;
 /// Where a region's Redis is.
 #[derive(Clone)]
 pub struct RedisConfig {
-    /// `redis://` or `rediss://`, with user and password; a secret.
+    /// `redis://`, `rediss://` or `redis+unix://`, with user and password; a secret.
     pub url: String,
     /// A decision never waits longer than this.
     pub timeout: Duration,
@@ -290,12 +290,18 @@ impl Store for RedisStore {
 fn server(url: &str) -> Result<Config, RedisConfigError> {
     let scheme = url.split_once("://").map(|(scheme, _)| scheme);
     match scheme {
-        Some("redis" | "rediss") => {}
+        Some("redis" | "rediss" | "redis+unix") => {}
         Some(s) if s.ends_with("-sentinel") => return Err(RedisConfigError::Topology("Sentinel")),
         Some(s) if s.ends_with("-cluster") => return Err(RedisConfigError::Topology("Redis Cluster")),
-        _ => return Err(RedisConfigError::Url("must begin with redis:// or rediss://".to_owned())),
+        _ => {
+            return Err(RedisConfigError::Url(
+                "must begin with redis://, rediss:// or redis+unix://".to_owned(),
+            ));
+        }
     }
     // Only the first provider that a process installs counts; this is the one that main installs as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Config::from_url_centralized(url).map_err(|e| RedisConfigError::Url(e.details().to_owned()))
+    let read =
+        if scheme == Some("redis+unix") { Config::from_url_unix } else { Config::from_url_centralized };
+    read(url).map_err(|e| RedisConfigError::Url(e.details().to_owned()))
 }

@@ -46,6 +46,15 @@ async fn flushall_is_a_loss() {
 }
 
 #[tokio::test]
+async fn a_unix_socket_will_do() {
+    let redis = Redis::start(&["--unixsocket", "redis.sock"]).await;
+    let store = RedisStore::connect(&redis.config_by_socket("redis.sock")).unwrap();
+    let first = session(&store, None).await;
+    store.mark_full(first).await.unwrap();
+    assert_eq!(settled(&store, bucket(1, 0, 10), 4).await, (true, 6));
+}
+
+#[tokio::test]
 async fn a_crash_is_a_loss_with_and_without_a_snapshot() {
     let mut redis = Redis::start(&[]).await;
     let (store, mut last) = full(&redis).await;

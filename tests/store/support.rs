@@ -133,6 +133,11 @@ impl Redis {
         }
     }
 
+    /// The same server, by a Unix socket of this name in its folder.
+    pub fn config_by_socket(&self, name: &str) -> RedisConfig {
+        RedisConfig { url: format!("redis+unix://{}", self.dir.path().join(name).display()), ..self.config() }
+    }
+
     pub fn store(&self) -> RedisStore {
         RedisStore::connect(&self.config()).unwrap()
     }
