@@ -139,8 +139,7 @@ impl<S: Store> Decide for Limiter<S> {
         for (held, verdict) in held.iter().zip(&limits) {
             held.policy.metrics.count(verdict);
         }
-        let verdict = Verdict::new(limits, descriptors, active.unmatched_allowed);
-        Ok(verdict)
+        Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
     }
 }
 

@@ -10,7 +10,7 @@ mod policies;
 use crate::clock;
 use crate::limiter::Core;
 use crate::limiter::active::ActivePolicy;
-use crate::limiter::table::{Asking, Offered};
+use crate::limiter::table::Asking;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::bucket;
@@ -19,7 +19,7 @@ use crate::quota::pool::{Applied, Ask, Join, Op, RegionId, SLOW};
 use crate::raft::{ChangeFeed, Changes, ProposeError, Raft};
 use crate::store::AnyStore;
 use crate::store::{Install, Prepare, Session, Store as _, StoreError};
-use book::{Book, Loan};
+use book::Book;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -388,7 +388,7 @@ impl Reconcile {
                 now,
                 level: loan.level(policy, store_now, now),
                 queued: offered.queued + offered.denied,
-                queued_max: offered.largest.max(loan.largest_waiting(&offered)),
+                queued_max: offered.largest,
                 rtt: self.rtt,
                 tau_age: age,
             });
@@ -400,7 +400,7 @@ impl Reconcile {
                 None => {
                     // Who waits goes on waiting for an ask that only has to keep its distance from the last one, if there
                     // is something to be had.
-                    let of_use = free.is_positive() && free >= loan.largest_waiting(&offered);
+                    let of_use = free.is_positive() && free >= offered.largest_waiting();
                     // So it does for what other regions have to spare of a slow limit.
                     let slow = pool.cut(policy.id).is_some_and(|cut| cut.rate < SLOW);
                     let may_come = (slow || loan.borrower.is_on_demand())
@@ -543,11 +543,4 @@ fn install_of(bucket: BucketId, grant: &Grant, policy: &ActivePolicy) -> Install
     let &Grant { seq, push, granted, burst, rate, deadline, .. } = grant;
     let grant = bucket::Grant { seq, push, granted, burst, rate: rate.discount(DRIFT_PPM), deadline };
     Install { bucket, shape: policy.shape, unseen: policy.unseen, grant }
-}
-
-impl Loan {
-    /// The largest cost among those that wait is not known by itself; what waits at all is a bound.
-    fn largest_waiting(&self, offered: &Offered) -> Tokens {
-        offered.largest.min(offered.queued + offered.denied)
-    }
 }

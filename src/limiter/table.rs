@@ -62,6 +62,13 @@ pub struct Offered {
     pub queued: Tokens,
 }
 
+impl Offered {
+    /// The largest cost among those that wait is not known by itself; what waits at all is a bound.
+    pub fn largest_waiting(&self) -> Tokens {
+        self.largest.min(self.queued + self.denied)
+    }
+}
+
 impl Tally {
     fn new(policy: u32, bucket: BucketId, elsewhere: Tokens) -> Self {
         Self {
