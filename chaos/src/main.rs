@@ -1,0 +1,3 @@
+//! `quorate-chaos`: see the library.
+
+fn main() {}
