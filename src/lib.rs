@@ -41,6 +41,7 @@
 //! | [`server`] | listeners, limits, HTTP, gRPC, admin | `quota`, `telemetry` |
 //! | [`telemetry`] | logs, traces, every metric | `quota` |
 //! | [`clock`] | the machine's clock | `quota` |
+//! | [`bugs`] | deliberate bugs for `quorate-chaos` to catch; constants without feature `sim` | std |
 //! | [`wan`] | a line with delay and partitions, for `quorate dev` and tests | tokio |
 //! | [`node`] | builds, runs and drains one region | all |
 //! | [`cli`] | one file a command | all |
@@ -65,6 +66,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented, clippy::todo)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+pub mod bugs;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -7,6 +7,7 @@ mod machine;
 mod network;
 mod node;
 mod propose;
+mod replica;
 mod snapshot;
 mod timing;
 mod types;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use changes::{ChangeFeed, Changes};
+pub use replica::Replica;
 
 use node::Node;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -286,13 +288,13 @@ impl Raft {
     /// This region's replica of the pool.
     #[must_use]
     pub fn pool(&self) -> SharedPool {
-        self.node.replica.pool.clone()
+        self.node.replica.pool()
     }
 
     /// What is applied on this replica from now on. A slow reader misses nothing and costs bounded memory.
     #[must_use]
     pub fn changes(&self) -> ChangeFeed {
-        self.node.replica.feeds.subscribe()
+        self.node.replica.changes()
     }
 
     /// The newest stamp applied here, and when.
@@ -354,6 +356,54 @@ impl Raft {
     /// and handshakes; without TLS only loopback peers are let in.
     pub async fn serve_peers(&self, listener: tokio::net::TcpListener) {
         network::server::serve(Arc::clone(&self.node), listener).await;
+    }
+}
+
+/// The replicated log, as the slow loop needs it: [`Raft`], or the simulation's.
+pub trait Log: Clone + Send + Sync + 'static {
+    /// See [`Raft::propose`].
+    ///
+    /// # Errors
+    /// See [`ProposeError`].
+    fn propose(
+        &self,
+        ops: Vec<Op>,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Applied, ProposeError>> + Send;
+
+    /// See [`Raft::pool`].
+    fn pool(&self) -> SharedPool;
+
+    /// See [`Raft::changes`].
+    fn changes(&self) -> ChangeFeed;
+
+    /// See [`Raft::applied_at`].
+    fn applied_at(&self) -> AppliedAt;
+
+    /// Does this region lead, as far as it knows?
+    fn leads(&self) -> bool;
+}
+
+impl Log for Raft {
+    async fn propose(&self, ops: Vec<Op>, deadline: Instant) -> Result<Applied, ProposeError> {
+        self.propose(ops, deadline).await
+    }
+
+    fn pool(&self) -> SharedPool {
+        self.pool()
+    }
+
+    fn changes(&self) -> ChangeFeed {
+        self.changes()
+    }
+
+    fn applied_at(&self) -> AppliedAt {
+        self.applied_at()
+    }
+
+    fn leads(&self) -> bool {
+        self.node.raft.server_metrics().borrow_watched().state == ServerState::Leader
+            && self.node.fault().is_none()
     }
 }
 

@@ -7,20 +7,20 @@
 mod book;
 mod policies;
 
+use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::limiter::Core;
 use crate::limiter::active::ActivePolicy;
 use crate::limiter::table::Asking;
-use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
+use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::bucket;
 use crate::quota::policy::{BucketId, Part, RegionName};
 use crate::quota::pool::{Applied, Ask, Join, Op, RegionId, SLOW};
-use crate::raft::{ChangeFeed, Changes, ProposeError, Raft};
-use crate::store::AnyStore;
-use crate::store::{Install, Prepare, Session, Store as _, StoreError};
+use crate::raft::{ChangeFeed, Changes, Log, ProposeError};
+use crate::store::{Install, Prepare, RegionStore, Session, StoreError};
 use book::Book;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -52,9 +52,9 @@ pub struct Progress {
 }
 
 /// The slow loop.
-pub struct Reconcile {
-    raft: Raft,
-    store: AnyStore,
+pub struct Reconcile<L, S> {
+    raft: L,
+    store: S,
     core: Arc<Core>,
     region: RegionName,
     unmatched_allowed: bool,
@@ -79,16 +79,10 @@ struct Proposed {
     result: Result<Applied, ProposeError>,
 }
 
-impl Reconcile {
+impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// A loop for this region; see [`Self::run`].
     #[must_use]
-    pub fn new(
-        raft: Raft,
-        store: AnyStore,
-        core: Arc<Core>,
-        region: RegionName,
-        unmatched_allowed: bool,
-    ) -> Self {
+    pub fn new(raft: L, store: S, core: Arc<Core>, region: RegionName, unmatched_allowed: bool) -> Self {
         let long_ago = Micros::ZERO - Micros::seconds(3_600);
         Self {
             raft,
@@ -126,7 +120,9 @@ impl Reconcile {
         self.session_is(session.borrow_and_update().session());
         while !*stop.borrow() {
             let wake = self.wake_at();
+            // In this order, so that a simulation repeats; each cause is served in every round anyway.
             tokio::select! {
+                biased;
                 _ = stop.changed() => break,
                 changes = feed.next() => self.changed(&changes),
                 () = self.core.table.poked() => {}
@@ -204,7 +200,7 @@ impl Reconcile {
             tracing::error!(%bucket, "the books of a bucket do not balance: it is frozen, nothing is lent from it");
             self.core.metrics.pool_breaches.inc();
         }
-        let buckets: HashSet<BucketId> = if changes.everything {
+        let buckets: BTreeSet<BucketId> = if changes.everything {
             self.book.buckets().collect()
         } else {
             changes.records.iter().map(|(_, bucket)| *bucket).collect()
@@ -213,7 +209,7 @@ impl Reconcile {
     }
 
     /// Reads the region's own records, and what is left in the pool of its buckets.
-    fn read_records(&mut self, buckets: HashSet<BucketId>) {
+    fn read_records(&mut self, buckets: BTreeSet<BucketId>) {
         let (Some(me), Some(epoch)) = (self.me, self.epoch) else { return };
         let now = clock::now();
         let pool = self.raft.pool();
@@ -269,9 +265,7 @@ impl Reconcile {
 
     /// While a change of policies settles, Raft time must go on: the leader sees to that.
     fn tick_due(&mut self, now: Micros) -> bool {
-        let due = now >= self.ticked_at + REPEAT
-            && !self.raft.pool().read().settled()
-            && self.raft.status().role == crate::raft::Role::Leader;
+        let due = now >= self.ticked_at + REPEAT && !self.raft.pool().read().settled() && self.raft.leads();
         if due {
             self.ticked_at = now;
         }
@@ -424,6 +418,7 @@ impl Reconcile {
 
     /// Stops using what is given up, and only then asks.
     async fn ask(&mut self, plans: Vec<(BucketId, Plan)>) {
+        let late = planted(Bug::StopAfterSending);
         let active = self.core.active.load_full();
         let mut prepares = Vec::with_capacity(plans.len());
         let mut asking: Vec<(BucketId, Plan, Part)> = Vec::with_capacity(plans.len());
@@ -435,8 +430,8 @@ impl Reconcile {
                 shape: policy.shape,
                 unseen: policy.unseen,
                 seq: loan.borrower.next_seq(),
-                hold_burst: plan.hold_burst,
-                hold_rate: plan.hold_rate.discount(DRIFT_PPM),
+                hold_burst: if late { Tokens::MAX } else { plan.hold_burst },
+                hold_rate: if late { Rate::MAX } else { plan.hold_rate.discount(DRIFT_PPM) },
             });
             asking.push((bucket, plan, policy.part));
         }
@@ -460,8 +455,11 @@ impl Reconcile {
         let mut buckets = Vec::with_capacity(asking.len());
         for ((bucket, plan, part), prepared) in asking.into_iter().zip(prepared) {
             let Some(loan) = self.book.get_mut(&bucket) else { continue };
-            let store =
+            let mut store =
                 InStore { leased: prepared.leased, level: prepared.level, returned: prepared.returned };
+            if late {
+                store.returned = (prepared.level - part.cap() - plan.hold_burst).or_zero();
+            }
             let ask: Ask = loan.borrower.ask(
                 &plan,
                 &store,

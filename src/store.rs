@@ -11,9 +11,10 @@ pub use crate::quota::matching::CHARGES_MAX;
 pub use any::AnyStore;
 
 use crate::quota::amount::{Micros, Rate, Tokens};
-use crate::quota::bucket::{Grant, Shape, Unseen};
+use crate::quota::bucket::{Generation, Grant, Shape, Unseen};
 use crate::quota::policy::BucketId;
 use std::future::Future;
+use tokio::sync::watch;
 
 /// What a request takes, all or nothing.
 #[derive(Clone, Debug, Default)]
@@ -129,6 +130,26 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// # Errors
     /// See [`StoreError`].
     fn install(&self, records: Vec<Install>) -> impl Future<Output = Result<Vec<Tokens>, StoreError>> + Send;
+}
+
+/// A store with all that the region's slow loop needs of it.
+pub trait RegionStore: Store {
+    /// The session, and why there is none.
+    fn session(&self) -> watch::Receiver<SessionState>;
+
+    /// What the store knows about buckets that it does not hold. Before a change of policy, fold it in with
+    /// [`Generation::unseen`]; see [`Unseen::after_change`].
+    fn generation(&self) -> Generation;
+
+    /// The region has joined the cluster for the very first time: nothing was ever spent here, and buckets that were
+    /// never seen are full from now on, whatever restarts come. Only for a session that kept nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if `session` is not the one in force, or if it kept buckets; else see [`StoreError`].
+    fn mark_full(&self, session: Session) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// About what the store's clock reads now (zero before it was ever seen).
+    fn now(&self) -> Micros;
 }
 
 /// Why a store gave no answer.

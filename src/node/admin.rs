@@ -14,7 +14,7 @@ use crate::server::state::{
     State, StoreState,
 };
 use crate::store::AnyStore;
-use crate::store::Store as _;
+use crate::store::{RegionStore as _, Store as _};
 use crate::store::{Take, TakeCharge};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

@@ -5,6 +5,7 @@
 //! units, small enough that a double holds them exactly (below 2^53), and rounding always errs
 //! towards admitting less.
 
+use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Neg, Sub, SubAssign};
@@ -43,6 +44,9 @@ macro_rules! amount {
             /// The same less `ppm` parts per million, rounded down: never more than the truth.
             #[must_use]
             pub fn discount(self, ppm: i64) -> Self {
+                if planted(Bug::NoDriftDiscount) {
+                    return self;
+                }
                 self.mul_div(1_000_000_i64.saturating_sub(ppm), 1_000_000)
             }
 

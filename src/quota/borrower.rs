@@ -17,6 +17,7 @@ use super::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::demand::Demand;
 use super::policy::{BucketId, Part};
 use super::pool::{Ask, Inquiry, Pool, Preview, Record, RegionId, Stamp};
+use crate::bugs::{Bug, planted};
 
 /// A level is low when the demand uses it up within this share of the time that an ask takes.
 const LOW_PERCENT: i64 = 150;
@@ -242,6 +243,9 @@ impl Borrower {
     /// Is there reason to ask, and for what? Cheap when there is nothing to be done.
     pub fn consider(&mut self, s: &Situation<'_>) -> Option<Plan> {
         self.starved = s.queued.is_positive();
+        if planted(Bug::ForgetUnanswered) && !self.awaits_answer(s.now) {
+            self.out = None;
+        }
         if s.now < self.next_look || s.now < self.next_ask || self.awaits_answer(s.now) {
             return None;
         }
@@ -351,7 +355,10 @@ impl Borrower {
         if waited.is_some() {
             self.backoff = Micros::ZERO;
         }
-        let lease = record.lease.discount(DRIFT_PPM);
+        let mut lease = record.lease.discount(DRIFT_PPM);
+        if planted(Bug::LeaseFromReply) {
+            lease += now - sent.mono;
+        }
         let (until, deadline) = (sent.mono + lease, sent.store + lease);
         if now >= until {
             return None;

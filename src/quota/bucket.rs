@@ -9,6 +9,7 @@
 
 use super::amount::{Level, Micros, Rate, Tokens};
 use super::policy::LEASE_MAX;
+use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
 
 /// The largest amount in a bucket, 2^53 - 1: Lua's doubles hold it exactly.
@@ -70,7 +71,7 @@ impl Generation {
     /// A change of policy works this out under the *old* shape, before it calls [`Unseen::after_change`].
     #[must_use]
     pub fn unseen(self, shape: Shape, unseen: Option<Unseen>, now: Micros) -> Option<Unseen> {
-        if self.full {
+        if self.full || planted(Bug::FullAfterLoss) {
             return unseen;
         }
         match unseen {
@@ -290,6 +291,9 @@ impl Bucket {
     /// An ask with this number is about to be made: records with smaller ones, which may still be on their way, have no effect
     /// from now on.
     pub fn fence(&mut self, seq: u64, session: u64, when: Moment) {
+        if planted(Bug::NoFence) {
+            return;
+        }
         let before = seq.saturating_sub(1);
         let guard = when.now + LEASE_MAX;
         let none = Lease {

@@ -28,6 +28,7 @@ use self::policies::{Policies, Slot, Terms};
 use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::bucket::Unseen;
 use super::policy::{BucketId, Cut, Part, Policy, RegionName};
+use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -135,13 +136,16 @@ impl Pool {
     pub fn apply(&mut self, term: u64, entry: &Entry) -> Applied {
         let mut applied = Applied::default();
         self.term = term;
-        if entry.stamp.term != term {
+        let stale = entry.stamp.term != term;
+        if stale && !planted(Bug::StaleStampAccepted) && !planted(Bug::StaleStampOpsApplied) {
             // Stamped by an earlier leadership of the same node: the stamp may run ahead of this term's clock, and without
             // a stamp a lease has no start. Refuse; the region asks again.
             applied.refused = true;
             return applied;
         }
-        self.tau = self.tau.max(entry.stamp.tau);
+        if !(stale && planted(Bug::StaleStampOpsApplied)) {
+            self.tau = self.tau.max(entry.stamp.tau);
+        }
         self.settle();
         for op in entry.ops.iter().take(OPS_MAX) {
             self.apply_op(op, &mut applied);
@@ -392,7 +396,9 @@ impl Pool {
     fn ask(&mut self, ask: &Ask, applied: &mut Applied) {
         let Some((epoch, _)) = self.epochs.get(usize::from(ask.region.0)) else { return };
         let sent = ask.seen.tau + ask.age.or_zero();
-        if ask.epoch != *epoch || self.tau - sent > MAX_AGE {
+        let of_old = ask.epoch != *epoch && !planted(Bug::NoEpoch);
+        let too_late = self.tau - sent > MAX_AGE && !planted(Bug::OldAskAccepted);
+        if of_old || too_late {
             return;
         }
         let Some(slot) = self.policies.slot(ask.policy) else { return };
@@ -508,6 +514,15 @@ fn write(record: &mut Record, now: Micros, older: Micros, decision: &Decision) {
     record.granted = decision.tokens;
     record.burst = (record.burst + decision.tokens).max(decision.burst);
     record.rate = record.rate.max(decision.rate);
+    if planted(Bug::TransitNotCounted) {
+        record.burst = (record.burst - decision.tokens).max(decision.burst);
+    }
+    if planted(Bug::ShrinkAtOnce) {
+        (record.burst, record.rate) = (decision.burst, decision.rate);
+    }
     record.lease = decision.lease;
     record.expires = (now + decision.lease).max(older);
+    if planted(Bug::ShorterLeaseAtOnce) {
+        record.expires = now + decision.lease;
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::quota::policy::BucketId;
 use crate::quota::pool::{Applied, PolicyOutcome, RegionId};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::Notify;
 
@@ -15,15 +15,15 @@ pub struct Changes {
     /// Anything may have changed (a snapshot was installed, or there were too many changes to list): look at all.
     pub everything: bool,
     /// Records that were written, each once.
-    pub records: HashSet<(RegionId, BucketId)>,
+    pub records: BTreeSet<(RegionId, BucketId)>,
     /// Regions whose epoch changed.
-    pub joined: HashSet<RegionId>,
+    pub joined: BTreeSet<RegionId>,
     /// The cluster was founded, or other policies are in force.
     pub policies: bool,
     /// A region's acknowledgement of the policies counted.
     pub acknowledged: bool,
     /// Buckets that were frozen because their books did not balance.
-    pub breached: HashSet<BucketId>,
+    pub breached: BTreeSet<BucketId>,
 }
 
 impl Changes {
@@ -131,7 +131,7 @@ mod tests {
         feeds.applied(&Applied::default());
         for feed in [&mut a, &mut b] {
             let changes = feed.next().await;
-            assert_eq!(changes.records, HashSet::from([record(1), record(2)]));
+            assert_eq!(changes.records, BTreeSet::from([record(1), record(2)]));
             assert!(!changes.everything);
         }
         let nothing = tokio::time::timeout(std::time::Duration::from_millis(10), a.next()).await;

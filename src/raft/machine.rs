@@ -2,85 +2,19 @@
 //!
 //! The pool is in memory. After a restart it is the newest snapshot plus the log behind it.
 
-use super::changes::Feeds;
 use super::log::LogStore;
+use super::replica::Replica;
 use super::snapshot::{SnapshotDir, SnapshotFile};
 use super::types::{LeaderId, LogId, Membership, PeerNode, Response, SnapshotMeta, TypeConfig, leadership};
-use super::{AppliedAt, SharedPool};
-use crate::clock;
-use crate::quota::pool::{Entry, Pool, RaftClock, Stamp};
+use crate::quota::pool::Pool;
 use futures::{Stream, TryStreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
 use openraft::{EntryPayload, OptionalSend};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{Notify, watch};
+use std::sync::Arc;
 
 /// A snapshot is due after so many bytes of entries (or [`super::LogLimits::snapshot_entries`] of them).
 const SNAPSHOT_LOG_BYTES: usize = 64 * 1_024 * 1_024;
-
-/// What the rest of the room sees of the machine.
-#[derive(Debug)]
-pub(super) struct Replica {
-    pub pool: SharedPool,
-    pub feeds: Feeds,
-    /// The Raft clock of the newest leadership of this node's.
-    pub clock: watch::Sender<Option<RaftClock>>,
-    /// Told when enough has been applied for a snapshot.
-    pub snapshot_due: Notify,
-    applied_at: Mutex<AppliedAt>,
-}
-
-impl Replica {
-    fn new(pool: Pool) -> Self {
-        Self {
-            pool: SharedPool::new(pool),
-            feeds: Feeds::default(),
-            clock: watch::Sender::new(None),
-            snapshot_due: Notify::new(),
-            applied_at: Mutex::default(),
-        }
-    }
-
-    pub fn applied_at(&self) -> AppliedAt {
-        *self.applied_at_mut()
-    }
-
-    /// The stamp of an entry that is closed now; `None` if the clock of `term` has not begun, or another has.
-    pub fn stamp(&self, term: u64) -> Option<Stamp> {
-        let mut stamp = None;
-        self.clock.send_if_modified(|clock| {
-            let clock = clock.as_mut().filter(|clock| clock.term() == term);
-            stamp = clock.map(|clock| clock.stamp(clock::now()));
-            // Nobody waits for the clock's hands.
-            false
-        });
-        stamp
-    }
-
-    fn applied_at_mut(&self) -> MutexGuard<'_, AppliedAt> {
-        self.applied_at.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn apply(&self, leader: &LeaderId, entry: &Entry) -> Response {
-        let applied = self.pool.write().apply(leadership(leader), entry);
-        if !applied.refused {
-            *self.applied_at_mut() = AppliedAt { stamp: entry.stamp, at: clock::now() };
-        }
-        self.feeds.applied(&applied);
-        Response(Arc::new(applied))
-    }
-
-    /// This node leads, and everything of earlier leaders has been applied: its Raft clock starts from there.
-    fn lead(&self, leader: &LeaderId) {
-        let term = leadership(leader);
-        let begun = self.clock.borrow().is_some_and(|clock| clock.term() >= term);
-        if !begun {
-            let tau = self.pool.read().tau();
-            self.clock.send_replace(Some(RaftClock::begin(term, tau, clock::now())));
-        }
-    }
-}
 
 /// openraft's state machine.
 #[derive(Debug)]
@@ -170,7 +104,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
                 EntryPayload::Blank => Response::default(),
                 EntryPayload::Normal(command) => {
                     self.measure(command.bytes());
-                    self.replica.apply(&leader, command.entry())
+                    Response(self.replica.apply(leadership(&leader), command.entry()))
                 }
                 EntryPayload::Membership(members) => {
                     self.membership = Membership::new(Some(entry.log_id), members.clone());
@@ -179,7 +113,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
             };
             self.applied = Some(entry.log_id);
             if leader.node_id == self.me {
-                self.replica.lead(&leader);
+                self.replica.lead(leadership(&leader));
             }
             if let Some(responder) = responder {
                 responder.send(response);
@@ -190,7 +124,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
 
     async fn get_snapshot_builder(&mut self) -> Builder {
         let meta = SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
-        let pool = self.replica.pool.read().clone();
+        let pool = self.replica.pool().read().clone();
         Builder { meta, pool: Arc::new(pool), snapshots: Arc::clone(&self.snapshots) }
     }
 
@@ -209,8 +143,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
         self.log_bytes = 0;
-        *self.replica.pool.write() = pool;
-        self.replica.feeds.everything();
+        self.replica.restore(pool);
         Ok(())
     }
 
@@ -263,6 +196,7 @@ mod tests {
     use super::super::types::Command;
     use super::*;
     use crate::quota::amount::Micros;
+    use crate::quota::pool::{Entry, Stamp};
     use openraft::testing::log::{StoreBuilder, Suite};
     use openraft::{StorageError, entry::RaftEntry};
     use tempfile::TempDir;
@@ -307,20 +241,20 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (_log, mut machine) = open(temp.path()).unwrap();
         let replica = machine.replica();
-        let mut feed = replica.feeds.subscribe();
+        let mut feed = replica.changes();
         apply(&mut machine, vec![entry(log_id(1, 2, 1), 70)]).await;
-        assert_eq!(replica.pool.read().tau(), Micros(70));
-        assert!(replica.clock.borrow().is_none(), "another node leads");
+        assert_eq!(replica.pool().read().tau(), Micros(70));
+        assert!(replica.clock().borrow().is_none(), "another node leads");
         let blank = RaftEntry::new(log_id(2, 1, 2), EntryPayload::Blank);
         apply(&mut machine, vec![blank]).await;
-        let begun = replica.clock.borrow().unwrap();
+        let begun = replica.clock().borrow().unwrap();
         assert_eq!(begun.term(), leadership(&LeaderId { term: 2, node_id: 1 }));
         let stamp = replica.stamp(begun.term()).unwrap();
         assert!(stamp.tau >= Micros(70) && stamp.term == begun.term());
         assert_eq!(replica.stamp(begun.term() + 1), None);
-        let stamped = *replica.clock.borrow();
+        let stamped = *replica.clock().borrow();
         apply(&mut machine, vec![entry(log_id(2, 1, 3), 90)]).await;
-        assert_eq!(*replica.clock.borrow(), stamped, "it begins once a term");
+        assert_eq!(*replica.clock().borrow(), stamped, "it begins once a term");
         assert_eq!(replica.applied_at().stamp.tau, Micros(90));
         assert!(tokio::time::timeout(std::time::Duration::from_millis(5), feed.next()).await.is_err());
     }
@@ -332,9 +266,9 @@ mod tests {
         apply(&mut machine, vec![entry(log_id(1, 2, 1), 70)]).await;
         let built = machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
         let (log, mut other) = open(to.path()).unwrap();
-        let mut feed = other.replica().feeds.subscribe();
+        let mut feed = other.replica().changes();
         other.install_snapshot(&built.meta, built.snapshot.clone()).await.unwrap();
-        assert_eq!(other.replica().pool.read().tau(), Micros(70));
+        assert_eq!(other.replica().pool().read().tau(), Micros(70));
         assert!(feed.next().await.everything);
         // As it comes from a peer: written to a file of its own, then adopted.
         let mut bytes = vec![0; usize::try_from(built.snapshot.bytes()).unwrap()];
@@ -345,7 +279,7 @@ mod tests {
         drop((log, other));
         let (_log, mut again) = open(to.path()).unwrap();
         assert_eq!(again.applied_state().await.unwrap().0, Some(log_id(1, 2, 1)));
-        assert_eq!(again.replica().pool.read().tau(), Micros(70));
+        assert_eq!(again.replica().pool().read().tau(), Micros(70));
         let other_meta = SnapshotMeta::default();
         let refused = again.install_snapshot(&other_meta, built.snapshot).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);

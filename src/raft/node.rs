@@ -2,12 +2,13 @@
 
 use super::data_dir::{Acquaintances, Identity};
 use super::log::LogStore;
-use super::machine::{Machine, Replica};
+use super::machine::Machine;
 use super::network::client::{CallError, Client, Lane};
 use super::network::peers::{Peer, Peers, REGIONS_MAX};
 use super::network::tls;
 use super::network::wire::{self, Hello, HelloReply, Propose, ProposeReply, Refusal, path};
 use super::propose::{Proposals, check_size};
+use super::replica::Replica;
 use super::snapshot::SnapshotDir;
 use super::timing::Timing;
 use super::types::{NODE_IDS, PeerNode, TypeConfig};
@@ -349,7 +350,7 @@ impl Node {
     /// there; then whichever leads founds the pool.
     async fn found(self: Arc<Self>, policies: Vec<Policy>) {
         loop {
-            if !self.replica.pool.read().regions().is_empty() {
+            if !self.replica.pool().read().regions().is_empty() {
                 return;
             }
             if !self.initialized() {

@@ -3,10 +3,11 @@
 //! What arrives while others wait, its own and other regions', goes into one entry, stamped when it is closed: after the
 //! last of its requests has arrived.
 
-use super::machine::Replica;
 use super::node::OpenRaft;
+use super::replica::Replica;
 use super::types::{Command, LeaderId, TypeConfig, encoded_len, leadership};
 use super::{ENTRY_BYTES_MAX, OPS_MAX, ProposeError};
+use crate::bugs::{Bug, planted};
 use crate::quota::pool::{Applied, Entry, Op, Stamp};
 use openraft::ServerState;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -101,6 +102,10 @@ impl Gatherer {
     async fn run(mut self) {
         while let Some(first) = self.next().await {
             let Ok(permit) = Arc::clone(&self.in_flight).acquire_owned().await else { return };
+            let opened = match planted(Bug::StampAtBatchOpen) {
+                true => self.lead().await.and_then(|leader| self.stamp(leader)),
+                false => None,
+            };
             if self.in_flight.available_permits() + 1 < IN_FLIGHT_MAX {
                 tokio::time::sleep(COMPANY).await;
             }
@@ -110,7 +115,7 @@ impl Gatherer {
                 continue;
             }
             // Now, after the last request has arrived.
-            let stamped = leader.and_then(|leader| Some((leader, self.replica.stamp(leadership(&leader))?)));
+            let stamped = leader.zip(opened.or_else(|| leader.and_then(|l| self.stamp(l))));
             match stamped {
                 Some((leader, stamp)) => {
                     tokio::spawn(write(self.raft.clone(), leader, stamp, batch, permit));
@@ -118,6 +123,10 @@ impl Gatherer {
                 None => batch.answer(&Err(ProposeError::NotSent { retry: true })),
             }
         }
+    }
+
+    fn stamp(&self, leader: LeaderId) -> Option<Stamp> {
+        self.replica.stamp(leadership(&leader))
     }
 
     async fn next(&mut self) -> Option<Proposal> {
@@ -149,7 +158,7 @@ impl Gatherer {
     async fn lead(&self) -> Option<LeaderId> {
         let deadline = Instant::now() + NEW_LEADER;
         let mut metrics = self.raft.server_metrics();
-        let mut clock = self.replica.clock.subscribe();
+        let mut clock = self.replica.clock();
         loop {
             let now = metrics.borrow_watched().clone();
             if now.state != ServerState::Leader {

@@ -174,10 +174,9 @@ impl Book {
 
     /// Plans to hold nothing any more.
     pub fn give_up_all(&mut self, now: Micros) -> Vec<(BucketId, Plan)> {
-        self.loans
-            .iter_mut()
-            .filter(|(_, loan)| loan.borrower.slice(now).is_some())
-            .map(|(bucket, loan)| (*bucket, loan.borrower.give_up_all()))
-            .collect()
+        let lent = self.loans.iter_mut().filter(|(_, loan)| loan.borrower.slice(now).is_some());
+        let mut plans: Vec<_> = lent.map(|(bucket, loan)| (*bucket, loan.borrower.give_up_all())).collect();
+        plans.sort_unstable_by_key(|(bucket, _)| *bucket);
+        plans
     }
 }

@@ -1,18 +1,21 @@
 //! From the policies in the pool to those that the fast loop goes by.
 
 use super::{REPEAT, Reconcile};
+use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::limiter::active::{Active, ActivePolicy};
 use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Unseen;
 use crate::quota::policy::Part;
 use crate::quota::pool::{Ack, Op};
+use crate::raft::Log;
+use crate::store::RegionStore;
 
 /// A decision under older policies may still be on its way to the store for this long: acknowledging waits for it. Longer
 /// than any store's timeout and the slack that its commands are given.
 const ACK_AFTER: Micros = Micros::seconds(1);
 
-impl Reconcile {
+impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// The policies in the pool may be others than those in use.
     pub(super) fn read_policies(&mut self) {
         let me = self.raft.pool().read().region(&self.region);
@@ -47,7 +50,10 @@ impl Reconcile {
                 let part = pool.usable(view.id, me).unwrap_or_default();
                 let known = before.policy(view.id).map(|p| (p.shape, p.unseen));
                 let in_pool = pool.unseen(view.id, me).map(|unseen| unseen.on_clock(tau, now));
-                let unseen = Unseen::adopt(known, part.shape(), in_pool, generation, now);
+                let mut unseen = Unseen::adopt(known, part.shape(), in_pool, generation, now);
+                if planted(Bug::FullAfterPolicyChange) {
+                    unseen = None;
+                }
                 let policy = view.policy.clone();
                 ActivePolicy::new(view.id, policy, regions, part, unseen, &self.core.metrics)
             })
@@ -70,7 +76,8 @@ impl Reconcile {
     pub(super) fn ack(&mut self, now: Micros) -> Option<Op> {
         let me = self.me?;
         let in_use = self.core.active.load().version;
-        if now < self.activated_at + ACK_AFTER || now < self.acked_at + REPEAT {
+        let under_way = now < self.activated_at + ACK_AFTER && !planted(Bug::AckAtOnce);
+        if under_way || now < self.acked_at + REPEAT {
             return None;
         }
         let pool = self.raft.pool();

@@ -9,14 +9,15 @@ const LINES_MAX: usize = 700;
 
 /// Each room and the rooms that it may import (src/lib.rs draws the map). `node` and `cli` know all; nobody imports them.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("quota", &[]),
+    ("bugs", &[]),
+    ("quota", &["bugs"]),
     ("clock", &["quota"]),
     ("config", &["quota"]),
     ("telemetry", &["quota", "config"]),
     ("store", &["quota", "clock", "telemetry"]),
-    ("raft", &["quota", "clock", "telemetry"]),
+    ("raft", &["quota", "clock", "telemetry", "bugs"]),
     ("limiter", &["store", "quota", "telemetry"]),
-    ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry"]),
+    ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry", "bugs"]),
     ("server", &["limiter", "quota", "config", "telemetry"]),
     ("wan", &[]),
 ];

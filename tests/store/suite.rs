@@ -5,7 +5,7 @@ use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::bucket::Grant;
 use quorate::quota::bucket::Unseen;
 use quorate::store::memory::MemoryStore;
-use quorate::store::{AnyStore, Install, Prepare, Session, Store, StoreError, Take};
+use quorate::store::{AnyStore, Install, Prepare, RegionStore, Session, Store, StoreError, Take};
 
 #[tokio::test]
 async fn memory() {

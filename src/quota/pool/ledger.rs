@@ -5,6 +5,7 @@
 
 use super::entry::{Ask, RegionId};
 use super::policies::Terms;
+use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, Tokens};
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,9 @@ impl Record {
     /// Raft time from which this record is of no use to anyone.
     fn gone(&self, advice: Micros) -> Micros {
         let ghost = self.ghost.as_ref().map_or(Micros(i64::MIN), |g| g.until);
+        if planted(Bug::TombstoneDroppedEarly) {
+            return self.expires.max(ghost);
+        }
         self.expires.max(ghost).max(self.asked + advice.max(MAX_AGE))
     }
 
@@ -117,6 +121,9 @@ impl Ledger {
 
     /// What is not lent: rate and burst. Negative while a policy shrinks.
     pub(super) fn free(&self, terms: &Terms<'_>) -> (Rate, Tokens) {
+        if planted(Bug::OutstandingNotCounted) {
+            return (terms.rate, terms.burst);
+        }
         let lent = self.records.iter().map(Record::liable);
         lent.fold((terms.rate, terms.burst), |(rate, burst), (r, b)| (rate - r, burst - b))
     }
@@ -136,6 +143,9 @@ impl Ledger {
             self.accrue(terms, end);
             for record in &mut self.records {
                 if record.live && record.expires <= end {
+                    if planted(Bug::UnspentPresumed) {
+                        self.level.tokens += record.granted;
+                    }
                     record.end();
                 }
                 if record.ghost.as_ref().is_some_and(|g| g.until <= end) {
@@ -174,11 +184,14 @@ impl Ledger {
     pub(super) fn give_up(&mut self, terms: &Terms<'_>, ask: &Ask) -> Option<GivenUp> {
         let now = self.at;
         let record = self.record_mut(ask.region)?;
-        let same_epoch = record.epoch == ask.epoch;
-        if same_epoch && ask.seq <= record.seq {
+        let same_epoch = record.epoch == ask.epoch || planted(Bug::NoEpoch);
+        if same_epoch && ask.seq <= record.seq && !planted(Bug::NoSeqCheck) {
             return None;
         }
         let expires = if record.live && same_epoch { record.expires } else { now };
+        if !same_epoch && planted(Bug::NoGhosts) {
+            record.end();
+        }
         if !same_epoch && record.live {
             let ghost = record.ghost.get_or_insert_default();
             ghost.burst += record.burst;

@@ -12,6 +12,7 @@
 
 use super::entry::RegionId;
 use super::ledger::Ledger;
+use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
 use crate::quota::bucket::Unseen;
 use crate::quota::policy::{Cut, Limit, Mode, Part, Policy, RegionName, Share};
@@ -167,7 +168,10 @@ impl Policies {
     /// Settles what can be settled at Raft time `tau`. What regions may use grows; what the pool counts does not change.
     pub(super) fn settle(&mut self, tau: Micros) -> Gone {
         let mut gone = Gone::default();
-        let everyone = self.acked.iter().copied().min().unwrap_or(0);
+        let mut everyone = self.acked.iter().copied().min().unwrap_or(0);
+        if planted(Bug::RaiseUnacknowledged) {
+            everyone = u64::MAX;
+        }
         let ripe = self.unsettled.iter().take_while(|v| v.version <= everyone && v.clear <= tau).count();
         let Some(last) = self.unsettled.drain(..ripe).next_back() else { return gone };
         self.advance(tau);
@@ -366,6 +370,9 @@ impl Edition {
 /// must not grow early.
 fn least(editions: &[Edition], now: &Cut, region: usize) -> Part {
     let part = now.parts.get(region).copied().unwrap_or_default();
+    if planted(Bug::RaiseAtOnce) {
+        return part;
+    }
     let all = editions.iter().filter_map(|e| e.part(region));
     let (rate, cap) = all.fold((part.rate, part.cap()), |(r, c), p| (r.min(p.rate), c.min(p.cap())));
     let overdraft = part.overdraft.min(cap);
@@ -375,6 +382,7 @@ fn least(editions: &[Edition], now: &Cut, region: usize) -> Part {
 /// The largest reserve of a region over all versions from the one that it has acknowledged on.
 fn most(editions: &[Edition], acked: u64, region: usize) -> (Rate, Tokens) {
     let ends = editions.iter().skip(1).map(|next| next.from).chain([u64::MAX]);
+    let acked = if planted(Bug::ShrinkUnacknowledged) { u64::MAX.saturating_sub(1) } else { acked };
     let open = editions.iter().zip(ends).filter(|(_, end)| *end > acked);
     let parts = open.filter_map(|(e, _)| e.part(region));
     parts.fold(Default::default(), |(r, c): (Rate, Tokens), p| (r.max(p.rate), c.max(p.cap())))

@@ -1,0 +1,104 @@
+//! One copy of the pool: entries go in, readers are told, and where this node leads, stamps come out.
+
+use super::changes::Feeds;
+use super::{AppliedAt, ChangeFeed, SharedPool};
+use crate::bugs::{Bug, planted};
+use crate::clock;
+use crate::quota::pool::{Applied, Entry, Pool, RaftClock, Stamp};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
+
+/// A replica of the pool. What orders the entries is somebody else's business: openraft's, or a simulation's.
+#[derive(Debug)]
+pub struct Replica {
+    /// Told when enough has been applied for a snapshot.
+    pub(super) snapshot_due: Notify,
+    pool: SharedPool,
+    feeds: Feeds,
+    /// The Raft clock of the newest leadership of this node's.
+    clock: watch::Sender<Option<RaftClock>>,
+    applied_at: Mutex<AppliedAt>,
+}
+
+impl Replica {
+    /// One that has come as far as `pool`.
+    #[must_use]
+    pub fn new(pool: Pool) -> Self {
+        Self {
+            snapshot_due: Notify::new(),
+            pool: SharedPool::new(pool),
+            feeds: Feeds::default(),
+            clock: watch::Sender::new(None),
+            applied_at: Mutex::default(),
+        }
+    }
+
+    /// The pool, to be read.
+    #[must_use]
+    pub fn pool(&self) -> SharedPool {
+        self.pool.clone()
+    }
+
+    /// What is applied from now on.
+    #[must_use]
+    pub fn changes(&self) -> ChangeFeed {
+        self.feeds.subscribe()
+    }
+
+    /// The newest stamp that was applied, and when.
+    #[must_use]
+    pub fn applied_at(&self) -> AppliedAt {
+        *self.applied_at_mut()
+    }
+
+    /// Applies the next entry of the log, which was written under leadership `term`.
+    pub fn apply(&self, term: u64, entry: &Entry) -> Arc<Applied> {
+        let applied = self.pool.write().apply(term, entry);
+        if !applied.refused {
+            *self.applied_at_mut() = AppliedAt { stamp: entry.stamp, at: clock::now() };
+        }
+        self.feeds.applied(&applied);
+        Arc::new(applied)
+    }
+
+    /// Goes on from a snapshot.
+    pub fn restore(&self, pool: Pool) {
+        *self.pool.write() = pool;
+        self.feeds.everything();
+    }
+
+    /// This node leads, under leadership `term`, and everything of earlier leaders has been applied: its Raft clock starts
+    /// from there. Only the first call for a leadership counts.
+    pub fn lead(&self, term: u64) {
+        let begun = self.clock.borrow().is_some_and(|clock| clock.term() >= term);
+        if !begun {
+            let tau = self.pool.read().tau();
+            self.clock.send_replace(Some(RaftClock::begin(term, tau, clock::now())));
+        }
+    }
+
+    /// The stamp of an entry that is closed now; `None` if the clock of `term` has not begun, or another has.
+    #[must_use]
+    pub fn stamp(&self, term: u64) -> Option<Stamp> {
+        let mut stamp = None;
+        self.clock.send_if_modified(|clock| {
+            let clock = clock.as_mut().filter(|clock| clock.term() == term);
+            stamp = clock.map(|clock| clock.stamp(clock::now()));
+            // Nobody waits for the clock's hands.
+            false
+        });
+        if planted(Bug::LeaderWallClock) {
+            return stamp.map(|stamp| Stamp { tau: clock::wall(), ..stamp });
+        }
+        stamp
+    }
+
+    /// Tells when this node's Raft clock has begun, and for which leadership.
+    pub(super) fn clock(&self) -> watch::Receiver<Option<RaftClock>> {
+        self.clock.subscribe()
+    }
+
+    fn applied_at_mut(&self) -> MutexGuard<'_, AppliedAt> {
+        self.applied_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
