@@ -11,3 +11,4 @@
 //! | [`report`] | a history and its verdicts as one self-contained HTML file |
 
 pub mod oracle;
+pub mod sim;
