@@ -62,6 +62,8 @@ pub struct Reconcile<L, S> {
     session: Option<Session>,
     epoch: Option<u64>,
     marked_full: bool,
+    /// A change of policies was under way at the last look.
+    settling: bool,
     book: Book,
     proposals: JoinSet<Proposed>,
     last_round: Micros,
@@ -94,6 +96,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             session: None,
             epoch: None,
             marked_full: false,
+            settling: false,
             book: Book::default(),
             proposals: JoinSet::new(),
             last_round: long_ago,
@@ -241,10 +244,12 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// What has to be proposed again and again until it has had its effect.
     async fn keep_up(&mut self) {
         let now = clock::now();
-        if self.progress.borrow().policies > 0 && !self.raft.pool().read().settled() {
-            // What a region may use grows with Raft time while a change settles.
+        let settling = self.progress.borrow().policies > 0 && !self.raft.pool().read().settled();
+        if settling || self.settling {
+            // What a region may use grows with Raft time while a change settles, and once more when it has.
             self.refresh_policies();
         }
+        self.settling = settling;
         let mut ops = Vec::new();
         if let (Some(me), Some(session)) = (self.me, self.session) {
             let pool = self.raft.pool();

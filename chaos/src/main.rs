@@ -1,6 +1,5 @@
 //! `quorate-chaos`: see the library.
 
-use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use quorate::bugs::Bug;
 use quorate_chaos::sim::{self, campaign::campaign};
@@ -45,6 +44,10 @@ struct Sim {
 
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
     let done = match command {
         Command::Sim(args) => simulate(&args),
     };
@@ -65,6 +68,9 @@ fn simulate(args: &Sim) -> anyhow::Result<ExitCode> {
             println!("seed {seed}: at {:.6} s: {}", broken.at.0 as f64 / 1e6, broken.what);
         }
         if args.seed.is_some() {
+            for fault in outcome.history.iter().flat_map(|h| &h.faults) {
+                println!("{:.3} s to {:?}: {}", fault.from.0 as f64 / 1e6, fault.to, fault.what);
+            }
             println!("seed {seed}: {:?}, fingerprint {:016x}", outcome.counts, outcome.fingerprint);
         }
     })?;

@@ -39,6 +39,9 @@ const FAULTS: Micros = Micros::seconds(70);
 /// How long a healed cluster may take until every region has joined and policies have settled: an election, a join, the
 /// acknowledgements, and the longest lease.
 const SETTLES: Micros = Micros::seconds(20);
+/// A reserve that refilled slowly may be held back for long after a change of policies: limits are measured after this all the same,
+/// but without those.
+const HELD_MAX: Micros = Micros::seconds(200);
 /// Full use of the limits is measured over this time, after demand has been there for as long.
 const MEASURE: Micros = Micros::seconds(8);
 
@@ -239,19 +242,8 @@ impl World {
         self.heal();
         self.history().healed = Some(self.time.now());
         self.enter(Phase::Quiet);
-        let patience = self.time.now() + SETTLES + self.longest_lease();
-        loop {
-            let missing = self.missing();
-            if missing.is_none() {
-                break;
-            }
-            if self.time.now() > patience {
-                let what = format!("L1: not whole again: {}", missing.unwrap_or_default());
-                return Some(Broken { at: self.time.now(), what });
-            }
-            if let Some(broken) = self.until(self.time.now() + Micros::seconds(1)).await {
-                return Some(broken);
-            }
+        if let Some(broken) = self.settle().await {
+            return Some(broken);
         }
         self.enter(Phase::Demand);
         if let Some(broken) = self.until(self.time.now() + MEASURE).await {
@@ -263,6 +255,38 @@ impl World {
             return Some(broken);
         }
         self.idle(&before)
+    }
+
+    /// Waits until a healed cluster is whole again: in time, or that is a broken promise.
+    async fn settle(&self) -> Option<Broken> {
+        let healed = self.time.now();
+        loop {
+            // What was lent to the past lives of a region counts as lent until it has run out; so does what a change of policies,
+            // which may have been on its way, takes back.
+            let clear = healed + self.watch.lease_max() + Micros::seconds(2);
+            let missing = self.missing();
+            let now = self.time.now();
+            if missing.is_none() && now >= clear && (!self.is_held() || now > healed + HELD_MAX) {
+                return None;
+            }
+            if now > clear + SETTLES
+                && let Some(missing) = missing
+            {
+                let what = format!("L1: not whole again: {missing}; {}", self.rafts.describe());
+                return Some(Broken { at: now, what });
+            }
+            if let Some(broken) = self.until(now + Micros::seconds(1)).await {
+                return Some(broken);
+            }
+        }
+    }
+
+    /// Does some reserve not refill yet, for the sake of a change of policies? (See `Unseen::after_change`.)
+    fn is_held(&self) -> bool {
+        self.regions.iter().any(|region| {
+            let parts = self.targets.iter().filter_map(|target| region.part(&target.policy));
+            parts.filter_map(|(_, unseen)| unseen).any(|unseen| unseen.at > region.shelf.now())
+        })
     }
 
     /// Waits until then, or for the first broken promise.
@@ -315,21 +339,40 @@ impl World {
     /// Was some limit not used although there was demand for it everywhere?
     fn idle(&self, before: &[Tokens]) -> Option<Broken> {
         let after = self.spent();
+        if self.is_held() {
+            return None;
+        }
         for ((target, before), after) in self.targets.iter().zip(before).zip(after) {
             let Some((rate, carried)) = self.carries(target) else { continue };
             let used = after - *before;
             let least = carried.during(MEASURE).percent(90);
             if used < least {
                 let what = format!(
-                    "L2: {} ({}): {used:?} used in {} s, where {least:?} can be carried (limit {rate:?})",
+                    "L2: {} ({}): {used:?} used in {} s, where {least:?} can be carried (limit {rate:?}): {}",
                     target.policy,
                     target.value,
-                    MEASURE.0 / 1_000_000
+                    MEASURE.0 / 1_000_000,
+                    self.describe(target)
                 );
                 return Some(Broken { at: self.time.now(), what });
             }
         }
         None
+    }
+
+    /// Where a limit is at this instant, for messages.
+    fn describe(&self, target: &Target) -> String {
+        let pool = self.watch.with_pool(|pool| {
+            let cut = pool.policies().find(|p| *p.policy.name == *target.policy).map(|p| p.policy.clone());
+            format!("{cut:?}; pool {:?}", pool.bucket(target.bucket))
+        });
+        let regions = self.regions.iter().map(|region| {
+            let part = region.part(&target.policy);
+            let level = spendable(region, target);
+            let stored = region.shelf.describe(target.bucket);
+            format!("{}: up {}, part {part:?}, level {level:?}, stored {stored}", region.name, region.is_up())
+        });
+        format!("{pool}; {}", regions.collect::<Vec<_>>().join("; "))
     }
 
     fn spent(&self) -> Vec<Tokens> {

@@ -197,6 +197,8 @@ pub struct Bucket {
     shape: Shape,
     level: Level,
     at: Micros,
+    /// The reserve refills from here on (see [`Unseen::at`]); what is lent does so all the time.
+    hold: Micros,
     lease: Option<Lease>,
 }
 
@@ -220,11 +222,11 @@ impl Bucket {
     #[must_use]
     pub fn unseen(shape: Shape, unseen: Option<Unseen>, generation: Generation, now: Micros) -> Self {
         let shape = shape.exact();
-        let (level, at) = match generation.unseen(shape, unseen, now) {
+        let (level, from) = match generation.unseen(shape, unseen, now) {
             None => (shape.cap, now),
             Some(u) => (Tokens(exact(u.level.0)).min(shape.cap), u.at),
         };
-        Self { shape, level: Level::new(level), at, lease: None }
+        Self { shape, level: Level::new(level), at: from.min(now), hold: from, lease: None }
     }
 
     /// Brings it to `when`, under this shape and session.
@@ -239,15 +241,20 @@ impl Bucket {
         self.lease = self.lease.filter(|lease| lease.session == session);
         if let Some(lease) = &mut self.lease {
             let until = when.now.min(lease.deadline);
-            self.level.accrue(rate_sum(rate, lease.rate), until - self.at, cap_sum(cap, lease.burst));
-            self.at = self.at.max(until);
+            let (lent, burst) = (lease.rate, lease.burst);
+            let (level, at) = (&mut self.level, &mut self.at);
+            let held = until.min(self.hold);
+            level.accrue(lent, held - *at, cap_sum(cap, burst));
+            *at = (*at).max(held);
+            level.accrue(rate_sum(rate, lent), until - *at, cap_sum(cap, burst));
+            *at = (*at).max(until);
             if lease.deadline <= when.late {
                 (lease.burst, lease.rate) = (Tokens::ZERO, Rate::ZERO);
             }
         }
         self.lease = self.lease.filter(|lease| lease.guard > when.late);
         let burst = self.lease.map_or(Tokens::ZERO, |lease| lease.burst);
-        self.level.accrue(rate, when.now - self.at, cap_sum(cap, burst));
+        self.level.accrue(rate, when.now - self.at.max(self.hold), cap_sum(cap, burst));
         self.at = self.at.max(when.now);
         self.shape = shape;
     }
@@ -344,7 +351,7 @@ impl Bucket {
     #[must_use]
     pub fn keep_until(&self) -> Micros {
         let fill = self.shape.rate.time_for(self.shape.cap - self.level.tokens);
-        let full = self.at + fill.map_or(KEEP_MAX, |t| t.min(KEEP_MAX));
+        let full = self.at.max(self.hold) + fill.map_or(KEEP_MAX, |t| t.min(KEEP_MAX));
         self.lease.map_or(full, |lease| full.max(lease.guard)) + KEEP_MARGIN
     }
 }

@@ -9,7 +9,7 @@ const SLOW_MIN: Micros = Micros::seconds(3);
 /// A limit that fills more slowly is not averaged over more than this.
 const FILL_MAX: Micros = Micros::seconds(864_000);
 /// The largest cost of a request is forgotten after one to two of these.
-const COST_WINDOW: Micros = Micros::seconds(60);
+const COST_WINDOW: Micros = Micros::seconds(15);
 /// Up to this, what was offered since the last time is taken to have come in all at once.
 const LUMP: Micros = Micros::seconds(1);
 /// No spell of traffic is taken to be younger than this.
@@ -105,7 +105,7 @@ impl Demand {
         self.fast.at(now)
     }
 
-    /// The largest cost of one request in the last minute or two.
+    /// The largest cost of one request in the last 15 to 30 seconds.
     #[must_use]
     pub fn largest(&self) -> Tokens {
         let [this, before] = self.largest;
@@ -269,11 +269,11 @@ mod tests {
     fn the_largest_cost_is_forgotten_after_a_while() {
         let mut demand = Demand::new(Micros::ZERO);
         demand.add(Micros::ZERO, Tokens::whole(10), Tokens::whole(10));
-        demand.add(Micros::seconds(59), TOKEN, TOKEN);
+        demand.add(Micros::seconds(14), TOKEN, TOKEN);
         assert_eq!(demand.largest(), Tokens::whole(10));
-        demand.add(Micros::seconds(61), TOKEN, TOKEN);
+        demand.add(Micros::seconds(16), TOKEN, TOKEN);
         assert_eq!(demand.largest(), Tokens::whole(10));
-        demand.add(Micros::seconds(122), TOKEN, TOKEN);
+        demand.add(Micros::seconds(32), TOKEN, TOKEN);
         assert_eq!(demand.largest(), TOKEN);
     }
 }

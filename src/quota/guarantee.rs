@@ -83,11 +83,15 @@ impl Guarantee {
 impl Reach {
     fn of(cut: &Cut, rtt: Micros) -> Self {
         let reserved: Rate = cut.parts.iter().map(|part| part.rate).sum();
-        let rate = (cut.rate - reserved).or_zero();
+        let mut rate = (cut.rate - reserved).or_zero();
         let burst = (cut.burst - cut.parts.iter().map(|part| part.burst).sum()).or_zero();
         let least = cut.parts.iter().map(|part| part.rate).min().unwrap_or(Rate::ZERO);
         let move_time = rtt.or_zero() + ASK_GAP;
-        let held = cut.burst + cut.overshoot();
+        let mut held = cut.burst + cut.overshoot();
+        if burst == Tokens::ZERO {
+            // Reserves hold all of the burst: a slice has nothing to be lent in.
+            (rate, held) = Default::default();
+        }
         let by_tokens = Rate(held.mul_div(MICROS_PER_SECOND, move_time.0).0);
         Self {
             rate,
@@ -129,6 +133,15 @@ mod tests {
 
     fn regions() -> Vec<RegionName> {
         ["a", "b"].map(Into::into).to_vec()
+    }
+
+    #[test]
+    fn a_pool_without_burst_carries_nothing() {
+        let mut all_reserved = policy(100, Unit::Second, 100, Mode::Strict);
+        all_reserved.reserve = Reserve { rate: Share::percent(10), burst: Share::ALL };
+        let reach = Guarantee::of(&all_reserved, &regions(), RTT_ASSUMED).unwrap().pool.unwrap();
+        assert_eq!((reach.rate, reach.burst), (Rate::ZERO, Tokens::ZERO));
+        assert_eq!(reach.moving_max, Rate::per_second(10).discount(DRIFT_PPM));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Callers: from none to greedy, and those who spend everything everywhere at the worst of times.
 
 use super::machine::pass;
+use super::policies::request_of;
 use super::region::PATIENCE;
 use super::{Phase, World, spendable};
 use crate::oracle::{Outcome, Request};
@@ -93,7 +94,7 @@ impl World {
         gap.max(Micros::millis(4))
     }
 
-    /// The rate of a target's limit, and what one request costs so that no more than some twenty a second fit.
+    /// The rate of a target's limit, and what one request costs.
     fn size(&self, at: usize) -> (Rate, Tokens) {
         let policy = self.watch.with_pool(|pool| {
             let found = pool.policies().find(|p| *p.policy.name == *self.targets[at].policy);
@@ -103,7 +104,7 @@ impl World {
             Some(Limit::TokenBucket(bucket)) => bucket.rate(),
             Some(Limit::Unlimited) | None => Rate::per_second(1),
         };
-        (rate, Tokens::whole((rate.0 / 1_000_000 / 20).max(1)))
+        (rate, request_of(rate))
     }
 
     /// Everywhere at once, all that is there.

@@ -114,6 +114,11 @@ fn positive(n: i64) -> u64 {
     u64::try_from(n).unwrap_or(0)
 }
 
+/// What one request costs, so that no more than some twenty a second fit.
+pub fn request_of(rate: Rate) -> Tokens {
+    Tokens::whole((rate.0 / 1_000_000 / 20).max(1))
+}
+
 impl World {
     /// The policies that are committed.
     pub(super) fn committed(&self) -> Vec<Policy> {
@@ -122,11 +127,6 @@ impl World {
 
     pub(super) fn names(&self) -> Vec<RegionName> {
         self.watch.with_pool(|pool| pool.regions().to_vec())
-    }
-
-    /// The longest lease that may be out.
-    pub(super) fn longest_lease(&self) -> Micros {
-        LEASE_MAX
     }
 
     /// The rate of a target's limit, and what of it can be carried when there is demand everywhere; `None` where a limit is so small
@@ -140,7 +140,12 @@ impl World {
             && promise.burst >= Tokens::whole(40);
         let carried = match &promise.pool {
             Some(reach) => reach.moving_max,
-            None => promise.parts.iter().map(|(_, part)| part.rate).sum::<Rate>(),
+            None => {
+                // A part that cannot hold a request carries nothing.
+                let unit = request_of(promise.rate);
+                let parts = promise.parts.iter().map(|(_, part)| part);
+                parts.filter(|part| part.cap() >= unit + unit).map(|part| part.rate).sum::<Rate>()
+            }
         };
         roomy.then_some((promise.rate, carried.min(promise.rate).percent(97)))
     }

@@ -181,6 +181,13 @@ impl Rafts {
         lock(&self.committed).fault.clone()
     }
 
+    /// Where everyone is, for messages.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let nodes = (0..self.nodes.len()).map(|i| format!("r{i}: {}", self.node(i).describe()));
+        nodes.collect::<Vec<_>>().join("; ")
+    }
+
     fn node(&self, region: usize) -> MutexGuard<'_, Node> {
         lock(&self.nodes[region])
     }

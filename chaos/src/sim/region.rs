@@ -13,6 +13,7 @@ use quorate::quota::verdict::Verdict;
 use quorate::reconcile::Reconcile;
 use quorate::store::memory::MemoryStore;
 use quorate::telemetry::Metrics;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -33,6 +34,7 @@ pub struct Region {
     /// Its store.
     pub shelf: Arc<Shelf>,
     daemon: Mutex<Option<Daemon>>,
+    draining: AtomicBool,
 }
 
 /// One life of a daemon.
@@ -53,12 +55,13 @@ impl Region {
     /// One without a daemon yet.
     #[must_use]
     pub fn new(number: usize, name: RegionName, machine: Arc<Machine>, shelf: Arc<Shelf>) -> Self {
-        Self { number, name, machine, shelf, daemon: Mutex::default() }
+        let (daemon, draining) = (Mutex::default(), AtomicBool::new(false));
+        Self { number, name, machine, shelf, daemon, draining }
     }
 
     /// Starts its daemon, if none runs.
     pub fn start(&self, rafts: &Arc<Rafts>) {
-        if self.daemon().is_some() {
+        if self.daemon().is_some() || self.draining.load(Ordering::Relaxed) {
             return;
         }
         rafts.start(self.number);
@@ -93,10 +96,12 @@ impl Region {
     /// Ends its daemon in good order: it gives back what it has borrowed.
     pub async fn drain(&self, rafts: &Rafts) {
         let Some(daemon) = self.lock().take() else { return };
+        self.draining.store(true, Ordering::Relaxed);
         daemon.stop.send_replace(true);
         tokio::time::sleep(Duration::from_secs(3)).await;
         self.machine.crash();
         rafts.crash(self.number);
+        self.draining.store(false, Ordering::Relaxed);
     }
 
     /// Does a daemon run?

@@ -154,6 +154,20 @@ impl Shelf {
         state.settled(bucket, shape, unseen, session.nonce, state.clock.at(self.time.now())).level()
     }
 
+    /// What its clock reads.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        self.state().clock.at(self.time.now())
+    }
+
+    /// The bucket as it is stored, for messages.
+    #[must_use]
+    pub fn describe(&self, bucket: BucketId) -> String {
+        let state = self.state();
+        let now = state.clock.at(self.time.now());
+        format!("at {now:?} {:?}, {:?}", state.data.buckets.get(&bucket), state.data.generation)
+    }
+
     /// A daemon attaches: a new session, under which whoever was attached before is fenced. `None`: it gives no answer.
     fn attach(&self) -> Option<Session> {
         let mut state = self.state();

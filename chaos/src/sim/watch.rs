@@ -75,6 +75,8 @@ struct Inner {
     by_policy: BTreeMap<String, Terms>,
     buckets: BTreeMap<BucketId, (String, Meter)>,
     spent: BTreeMap<BucketId, Tokens>,
+    /// The longest lease that was ever lent under these policies.
+    lease_max: Micros,
     violation: Option<Violation>,
     counts: Counts,
 }
@@ -115,6 +117,7 @@ impl Watch {
             by_policy: BTreeMap::new(),
             buckets: meters.collect(),
             spent: BTreeMap::new(),
+            lease_max: Micros::ZERO,
             violation: None,
             counts: Counts::default(),
         };
@@ -199,6 +202,12 @@ impl Watch {
         self.inner().violation.clone()
     }
 
+    /// The longest lease that was ever lent.
+    #[must_use]
+    pub fn lease_max(&self) -> Micros {
+        self.inner().lease_max
+    }
+
     /// All that was spent of a bucket.
     #[must_use]
     pub fn spent_of(&self, bucket: BucketId) -> Tokens {
@@ -234,6 +243,7 @@ impl Inner {
     fn read_terms(&mut self, now: Micros, stamped: Micros) {
         let mut newest: BTreeMap<String, (Rate, Tokens)> = BTreeMap::new();
         for view in self.pool.policies() {
+            self.lease_max = self.lease_max.max(view.cut.map_or(Micros::ZERO, |cut| cut.lease));
             let bound =
                 view.cut.map_or((Rate::MAX, Tokens::MAX), |cut| (cut.rate, cut.burst + cut.overshoot()));
             newest.insert(view.policy.name.to_string(), bound);

@@ -13,13 +13,15 @@
 -- that fails has changed nothing.
 --
 -- A stored bucket, little endian: level, time, rate, cap as doubles and the remainder as 4 bytes; then, if a lease is on
--- record: session, seq, push, granted, burst, rate, deadline, guard as doubles.
+-- record: session, seq, push, granted, burst, rate, deadline, guard as doubles; then, if its reserve does not refill yet: from
+-- when on it does, as a double.
 
 local LIMIT = 9007199254740991
 local TOLERANCE = 250000
 local KEEP_MAX = 100 * 365 * 86400 * 1000000
 local KEEP_MARGIN = 5000000
 local SHORT = 36
+local LEASED = 100
 local LEASE_MAX = 60000000
 local PUSH_MAX = 4294967295
 
@@ -71,6 +73,9 @@ local function settle(b, rate, cap)
   end
   if b.seq then
     local til = min(now, b.deadline)
+    local held = min(til, b.hold)
+    accrue(b, b.rho, held - b.at, min(c + b.burst, LIMIT))
+    b.at = max(b.at, held)
     accrue(b, min(r + b.rho, LIMIT), til - b.at, min(c + b.burst, LIMIT))
     b.at = max(b.at, til)
     if b.deadline <= late then
@@ -80,7 +85,7 @@ local function settle(b, rate, cap)
       b.seq, b.burst, b.rho = nil, 0, 0
     end
   end
-  accrue(b, r, now - b.at, min(c + b.burst, LIMIT))
+  accrue(b, r, now - max(b.at, b.hold), min(c + b.burst, LIMIT))
   b.at = max(b.at, now)
   if b.rate ~= rate or b.cap ~= cap then
     b.rate, b.cap, b.dirty = rate, cap, true
@@ -89,18 +94,19 @@ end
 
 -- A bucket that is not stored.
 local function unseen(rate, cap, level, at)
-  local b = { level = cap, rem = 0, at = now, rate = rate, cap = cap, burst = 0, rho = 0 }
+  local b = { level = cap, rem = 0, at = now, hold = now, rate = rate, cap = cap, burst = 0, rho = 0 }
   if generation_full then
     if level >= 0 then
-      b.level, b.at = min(level, cap), at
+      b.level, b.hold = min(level, cap), at
     end
   elseif level >= 0 and at > generation_start then
     local refilled = { level = 0, rem = 0 }
     accrue(refilled, rate, min(at, now) - generation_start, LIMIT)
-    b.level, b.at = min(level, refilled.level, cap), at
+    b.level, b.hold = min(level, refilled.level, cap), at
   else
-    b.level, b.at = 0, generation_start
+    b.level, b.hold = 0, generation_start
   end
+  b.at = min(b.hold, now)
   return b
 end
 
@@ -117,9 +123,14 @@ local function load()
       if not s then
         b = unseen(rate, cap, level, at)
       else
-        b = { key = key, burst = 0, rho = 0 }
+        b = { key = key, burst = 0, rho = 0, hold = 0 }
         b.level, b.at, b.rate, b.cap, b.rem = unpack_at('<ddddI4', s)
-        if #s > SHORT then
+        local size = #s
+        if size == SHORT + 8 or size == LEASED + 8 then
+          size = size - 8
+          b.hold = unpack_at('<d', s, size + 1)
+        end
+        if size == LEASED then
           b.session, b.seq, b.push, b.granted, b.burst, b.rho, b.deadline, b.guard = unpack_at('<dddddddd', s, SHORT + 1)
         end
       end
@@ -143,11 +154,14 @@ local function save(buckets)
       if b.level < b.cap then
         fill = b.rate > 0 and min((b.cap - b.level) / b.rate * 1000000, KEEP_MAX) or KEEP_MAX
       end
-      local til = b.at + fill
+      local til = max(b.at, b.hold) + fill
       local s = pack('<ddddI4', b.level, b.at, b.rate, b.cap, b.rem)
       if b.seq then
         til = max(til, b.guard)
         s = s .. pack('<dddddddd', b.session, b.seq, b.push, b.granted, b.burst, b.rho, b.deadline, b.guard)
+      end
+      if b.hold > now then
+        s = s .. pack('<d', b.hold)
       end
       local px = floor((til - now + KEEP_MARGIN) / 1000) + 1
       redis.call('SET', b.key, s, 'PX', string.format('%.0f', px))

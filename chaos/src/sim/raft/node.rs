@@ -125,6 +125,19 @@ impl Node {
         self.replies.clear();
     }
 
+    pub fn describe(&self) -> String {
+        let role = match &self.role {
+            Role::Follower => "follows",
+            Role::Candidate { .. } => "stands",
+            Role::Leader { .. } => "leads",
+        };
+        let (last, term) = self.last();
+        format!(
+            "up {}, {role} in term {}, log to {last} of term {term}, {} durable, {} committed, {} applied",
+            self.up, self.term, self.durable, self.commit, self.applied
+        )
+    }
+
     pub fn leads(&self) -> bool {
         self.up && matches!(self.role, Role::Leader { .. })
     }
