@@ -4,7 +4,8 @@
 //!
 //! Time is *true* time: microseconds since the run began on the harness' own monotonic clock (or the simulation's).
 
-use quorate::quota::amount::{Micros, Rate, Tokens};
+use quorate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
+use quorate::quota::policy::{self, Cut};
 use serde::{Deserialize, Serialize};
 
 /// All of it.
@@ -26,6 +27,48 @@ pub struct History {
     pub healed: Option<Micros>,
     /// When the run ended.
     pub end: Micros,
+    /// What was stated about this run, besides the policies.
+    #[serde(default)]
+    pub params: Params,
+}
+
+/// Figures that some promises need, as they are stated for a run. The defaults are those of docs/guarantees.md, for leases
+/// of 10 s.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Params {
+    /// So long after the last fault (or change of policy, or the start) the demand must be served again: two leases.
+    pub recovery: Micros,
+    /// Of what could be admitted then, so much must be, in percent.
+    pub served_percent: i64,
+    /// So long tokens may take to a region that asks for them in quiet time.
+    pub move_time: Micros,
+    /// So long after a fault that disabled it a region may still be starting.
+    pub restart: Micros,
+    /// How far a store's clock may be behind when it refills a bucket, besides the 1% of its speed.
+    pub slack: Micros,
+    /// How far from true a clock's speed may be, in parts per million.
+    pub drift_ppm: i64,
+    /// Of the requests to a region that is not disabled, so many per million may find no decision (503) for want of
+    /// a store that is fast enough.
+    pub unavailable_ppm: i64,
+    /// An answer that takes longer than this is none; `None`: the client's own deadline decides.
+    pub deadline: Option<Micros>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            recovery: Micros::seconds(20),
+            served_percent: 95,
+            move_time: Micros::seconds(2),
+            restart: Micros::seconds(3),
+            slack: Micros::millis(250),
+            drift_ppm: DRIFT_PPM,
+            unavailable_ppm: 10_000,
+            deadline: None,
+        }
+    }
 }
 
 /// What ran, and how to run it again.
@@ -65,6 +108,75 @@ pub struct Edition {
     pub overshoot: Tokens,
     /// What each region (by number) may always spend: rate and burst. While a change is under way, the *smaller*.
     pub reserves: Vec<(Rate, Tokens)>,
+    /// Split: what each region (by number) may spend at most. While a change is under way, the *larger*. Empty: as
+    /// [`Self::reserves`].
+    #[serde(default)]
+    pub parts_max: Vec<(Rate, Tokens)>,
+    /// Is a change under way? (Then a pool may have lent more than it has.)
+    #[serde(default)]
+    pub changing: bool,
+}
+
+impl Edition {
+    /// A policy that is in force by itself.
+    #[must_use]
+    pub fn of(from: Micros, mode: policy::Mode, cut: &Cut) -> Self {
+        let parts: Vec<_> = cut.parts.iter().map(|part| (part.rate, part.burst)).collect();
+        Self {
+            from,
+            mode: mode.into(),
+            rate: cut.rate,
+            burst: cut.burst,
+            overshoot: cut.overshoot(),
+            reserves: parts.clone(),
+            parts_max: parts,
+            changing: false,
+        }
+    }
+
+    /// This edition together with its successor, from when the change was sent until every region has settled.
+    /// For more than two, call it again with the next.
+    #[must_use]
+    pub fn changing_to(&self, from: Micros, next: &Self) -> Self {
+        Self {
+            from,
+            mode: self.mode.with(next.mode),
+            rate: self.rate.max(next.rate),
+            burst: self.burst.max(next.burst),
+            overshoot: self.overshoot.max(next.overshoot),
+            reserves: fold(&self.reserves, &next.reserves, |a, b| (a.0.min(b.0), a.1.min(b.1))),
+            parts_max: fold(self.most(), next.most(), |a, b| (a.0.max(b.0), a.1.max(b.1))),
+            changing: true,
+        }
+    }
+
+    /// What all regions together may hold at once.
+    #[must_use]
+    pub fn cap(&self) -> Tokens {
+        self.burst + self.overshoot
+    }
+
+    /// What this region may always spend: rate and burst.
+    #[must_use]
+    pub fn reserve(&self, region: usize) -> (Rate, Tokens) {
+        self.reserves.get(region).copied().unwrap_or_default()
+    }
+
+    /// What this region may spend at most by itself (split): rate and burst.
+    #[must_use]
+    pub fn part_max(&self, region: usize) -> (Rate, Tokens) {
+        self.most().get(region).copied().unwrap_or_default()
+    }
+
+    fn most(&self) -> &[(Rate, Tokens)] {
+        if self.parts_max.is_empty() { &self.reserves } else { &self.parts_max }
+    }
+}
+
+/// Region by region; a region that one of both does not know has nothing there.
+fn fold<T: Copy + Default>(a: &[T], b: &[T], with: impl Fn(T, T) -> T) -> Vec<T> {
+    let at = |parts: &[T], i: usize| parts.get(i).copied().unwrap_or_default();
+    (0..a.len().max(b.len())).map(|i| with(at(a, i), at(b, i))).collect()
 }
 
 /// As in policies.
@@ -78,6 +190,27 @@ pub enum Mode {
     Approximate,
     /// By region.
     Split,
+}
+
+impl Mode {
+    /// What holds for certain while one gives way to the other: the whole bound, and no region's part.
+    fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Approximate, _) | (_, Self::Approximate) => Self::Approximate,
+            (Self::Split, Self::Split) => Self::Split,
+            (Self::Strict | Self::Split, Self::Strict | Self::Split) => Self::Strict,
+        }
+    }
+}
+
+impl From<policy::Mode> for Mode {
+    fn from(mode: policy::Mode) -> Self {
+        match mode {
+            policy::Mode::Strict => Self::Strict,
+            policy::Mode::Approximate { .. } => Self::Approximate,
+            policy::Mode::Split => Self::Split,
+        }
+    }
 }
 
 /// One request, as its client saw it.
@@ -150,4 +283,38 @@ pub struct Sample {
     pub whole: (Rate, Tokens),
     /// The bucket's books did not balance: nothing is lent from it.
     pub frozen: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edition(mode: Mode, rate: i64, parts: &[(i64, i64)]) -> Edition {
+        let parts: Vec<_> = parts.iter().map(|(r, b)| (Rate(*r), Tokens(*b))).collect();
+        Edition { mode, rate: Rate(rate), reserves: parts.clone(), parts_max: parts, ..Edition::default() }
+    }
+
+    #[test]
+    fn a_change_promises_the_smaller_reserve_and_may_use_the_larger_part() {
+        let (old, new) = (edition(Mode::Split, 10, &[(5, 1), (5, 9)]), edition(Mode::Split, 8, &[(8, 8)]));
+        let both = old.changing_to(Micros(7), &new);
+        assert_eq!(
+            (both.from, both.rate, both.mode, both.changing),
+            (Micros(7), Rate(10), Mode::Split, true)
+        );
+        assert_eq!(both.reserves, [(Rate(5), Tokens(1)), (Rate(0), Tokens(0))]);
+        assert_eq!(both.parts_max, [(Rate(8), Tokens(8)), (Rate(5), Tokens(9))]);
+        assert_eq!(old.changing_to(Micros(0), &edition(Mode::Strict, 1, &[])).mode, Mode::Strict);
+        assert_eq!(edition(Mode::Strict, 1, &[]).changing_to(Micros(0), &old).mode, Mode::Strict);
+    }
+
+    #[test]
+    fn a_history_of_an_older_run_can_be_read() {
+        let json = r#"{"run":{"title":"t","about":"","replay":""},"regions":[],"limits":[{"name":"n","editions":
+            [{"from":0,"mode":"split","rate":1,"burst":2,"overshoot":0,"reserves":[[1,2]]}]}],"requests":[],
+            "faults":[],"samples":[],"healed":null,"end":5}"#;
+        let history: History = serde_json::from_str(json).unwrap();
+        assert_eq!(history.params, Params::default());
+        assert_eq!(history.limits[0].editions[0].part_max(0), (Rate(1), Tokens(2)));
+    }
 }
