@@ -3,16 +3,28 @@
 //! An invariant must not cry wolf: what is uncertain (a request is decided somewhere between its sending and its answer)
 //! counts in favour of what is tested. And it must not sleep: each has a made-up history for every way to break it.
 
+mod answered;
 mod approximate_bound;
 mod bound;
+mod conservation;
 pub mod figures;
+mod floor;
 #[cfg(test)]
 pub(crate) mod made_up;
+mod no_false_denial;
+mod recovery;
+mod reserve_available;
+mod spans;
 mod split_bound;
 mod strict_bound;
 pub mod windows;
 
+pub use answered::Answered;
 pub use approximate_bound::ApproximateBound;
+pub use conservation::Conservation;
+pub use no_false_denial::NoFalseDenial;
+pub use recovery::Recovery;
+pub use reserve_available::ReserveAvailable;
 pub use split_bound::SplitBound;
 pub use strict_bound::StrictBound;
 
@@ -21,7 +33,16 @@ use quorate::quota::amount::Micros;
 use serde::{Deserialize, Serialize};
 
 /// All of them, in the order in which they are shown.
-pub const ALL: [&dyn Invariant; 3] = [&StrictBound, &ApproximateBound, &SplitBound];
+pub const ALL: [&dyn Invariant; 8] = [
+    &StrictBound,
+    &ApproximateBound,
+    &SplitBound,
+    &Conservation,
+    &ReserveAvailable,
+    &Answered,
+    &Recovery,
+    &NoFalseDenial,
+];
 
 /// At most so many breaches of one invariant are kept.
 pub const BREACHES_MAX: usize = 20;

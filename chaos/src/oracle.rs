@@ -5,7 +5,7 @@
 //! Time is *true* time: microseconds since the run began on the harness' own monotonic clock (or the simulation's).
 
 use quorate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
-use quorate::quota::policy::{self, Cut};
+use quorate::quota::policy::{self, Cut, LEASE_MAX, LEASE_MIN};
 use serde::{Deserialize, Serialize};
 
 /// All of it.
@@ -37,10 +37,13 @@ pub struct History {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Params {
-    /// So long after the last fault (or change of policy, or the start) the demand must be served again: two leases.
-    pub recovery: Micros,
-    /// Of what could be admitted then, so much must be, in percent.
+    /// So long after the last fault (or change of policy, or the start) the demand must be served again; `None`: after two
+    /// leases of the limit, see [`Params::recovery_of`].
+    pub recovery: Option<Micros>,
+    /// Of what an ideal limiter would admit then, so much must be admitted, in percent ...
     pub served_percent: i64,
+    /// ... and in each region so much of what it would be entitled to if all regions had as much demand as they liked.
+    pub fair_percent: i64,
     /// So long tokens may take to a region that asks for them in quiet time.
     pub move_time: Micros,
     /// So long after a fault that disabled it a region may still be starting.
@@ -59,8 +62,9 @@ pub struct Params {
 impl Default for Params {
     fn default() -> Self {
         Self {
-            recovery: Micros::seconds(20),
+            recovery: None,
             served_percent: 95,
+            fair_percent: 50,
             move_time: Micros::seconds(2),
             restart: Micros::seconds(3),
             slack: Micros::millis(250),
@@ -68,6 +72,25 @@ impl Default for Params {
             unavailable_ppm: 10_000,
             deadline: None,
         }
+    }
+}
+
+impl Params {
+    /// How long recovery may take for this limit: as stated, or two leases, which are as long as its burst takes to fill
+    /// within 10 to 60 s.
+    #[must_use]
+    pub fn recovery_of(&self, limit: &Watched) -> Micros {
+        let lease = |edition: &Edition| {
+            edition.rate.time_for(edition.burst).unwrap_or(LEASE_MAX).clamp(LEASE_MIN, LEASE_MAX)
+        };
+        let leases = limit.editions.iter().map(lease).max().unwrap_or(LEASE_MIN);
+        self.recovery.unwrap_or(leases + leases)
+    }
+
+    /// What a rate certainly brings, by a clock that is as slow as it may be and with the product's own discount.
+    #[must_use]
+    pub fn rate_min(&self, rate: Rate) -> Rate {
+        rate.discount(DRIFT_PPM).discount(self.drift_ppm)
     }
 }
 
@@ -255,8 +278,9 @@ pub struct FaultSpan {
     pub what: String,
     /// Regions that it touches, by number.
     pub regions: Vec<usize>,
-    /// Do requests of these regions fail, or is their reserve out of use, for its sake (a dead daemon, a lost store)? A cut
-    /// between regions does not do that.
+    /// Do requests of these regions fail, or is their reserve out of use, for its sake (a dead or paused daemon or store, a
+    /// lost or rolled-back one, a clock that steps)? A cut between regions does not do that. What is over at once needs no
+    /// length: a region has [`Params::restart`] to get over it.
     pub disables: bool,
     /// Are these regions cut off from a quorum?
     pub isolates: bool,
