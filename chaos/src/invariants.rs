@@ -19,6 +19,8 @@ mod split_bound;
 mod strict_bound;
 pub mod windows;
 
+pub(crate) use bound::{admitted, whole};
+
 pub use answered::Answered;
 pub use approximate_bound::ApproximateBound;
 pub use conservation::Conservation;
@@ -31,6 +33,7 @@ pub use strict_bound::StrictBound;
 use crate::oracle::History;
 use quorate::quota::amount::Micros;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// All of them, in the order in which they are shown.
 pub const ALL: [&dyn Invariant; 8] = [
@@ -89,6 +92,12 @@ pub struct Breach {
     pub limit: Option<usize>,
     /// In which region, if it is about one.
     pub region: Option<usize>,
+}
+
+impl fmt::Display for Breach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", figures::span(self.span), self.detail)
+    }
 }
 
 /// A promise and its verdict.
@@ -152,8 +161,8 @@ impl Verdict {
             Self::NotApplicable { why } => why.clone(),
             Self::Broken { breaches } => match breaches.as_slice() {
                 [] => "broken".into(),
-                [only] => only.detail.clone(),
-                [worst, others @ ..] => format!("{} (and {} more)", worst.detail, others.len()),
+                [only] => only.to_string(),
+                [worst, others @ ..] => format!("{worst} (and {} more)", others.len()),
             },
         }
     }

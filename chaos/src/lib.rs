@@ -12,3 +12,4 @@
 
 pub mod invariants;
 pub mod oracle;
+pub mod report;

@@ -115,10 +115,9 @@ impl Findings {
 fn broken(window: &Window, admitted: &[Admitted], what: &str) -> String {
     let held = window.held(admitted);
     format!(
-        "{what} admitted {} tokens in the {} of {}; burst {} and what flows in that time allow {}: {} too many",
+        "{what} admitted {} tokens within {}; burst {} and what flows in that time allow {}: {} too many",
         tokens(held),
         seconds(window.length()),
-        span((window.opens, window.closes)),
         tokens(window.cap),
         tokens(held - window.excess()),
         tokens(window.excess()),

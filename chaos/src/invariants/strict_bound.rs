@@ -57,7 +57,7 @@ mod tests {
         let verdict = StrictBound.check(&history);
         let [breach] = verdict.breaches() else { panic!("{verdict:?}") };
         assert_eq!((breach.span, breach.limit), ((ms(1_000), ms(1_010)), Some(0)));
-        assert!(breach.detail.contains("admitted 60 tokens in the 0.01 s of 1–1.01 s"), "{}", breach.detail);
+        assert!(breach.detail.contains("admitted 60 tokens within 0.01 s"), "{}", breach.detail);
         assert!(breach.detail.contains("allow 51: 9 too many"), "{}", breach.detail);
     }
 
