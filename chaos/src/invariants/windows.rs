@@ -77,21 +77,21 @@ impl Bound {
     #[must_use]
     pub fn worst(&self, admitted: &[Admitted]) -> Option<Window> {
         let mut worst: Option<Window> = None;
-        self.each_closing(admitted, |window| {
-            if worst.is_none_or(|w| window.excess > w.excess) {
-                worst = Some(window);
+        self.each_closing(admitted, |excess, window| {
+            if worst.is_none_or(|w| excess > w.excess) {
+                worst = Some(window());
             }
         });
         worst
     }
 
-    /// The worst window that closes at each answer, in the order of answers. (Of answers at the same time, only the last
-    /// says all.)
+    /// The worst window that closes at each answer, in the order of answers: how far it is above the bound, and which it is.
+    /// (Of answers at the same time, only the last says all.)
     ///
     /// A window opens at a sending. Once its answer is in, a request counts in all windows that open at or before its
     /// sending: the tree keeps the sum from each opening on, and which is the worst, so that all n² windows take n log n
     /// steps.
-    pub fn each_closing(&self, admitted: &[Admitted], mut visit: impl FnMut(Window)) {
+    pub fn each_closing(&self, admitted: &[Admitted], mut visit: impl FnMut(Fine, &dyn Fn() -> Window)) {
         if self.steps.is_empty() {
             return;
         }
@@ -111,10 +111,11 @@ impl Bound {
             }
             let request = openings[place];
             tree.insert(place, Fine::from(request.cost.0) * FINE, self.offset(request.sent, step));
-            let (most, first) = tree.max();
-            let opens = openings[first].sent;
-            let excess = most - self.flow(closes);
-            visit(Window { opens, closes, cap: self.cap(opens, step), excess });
+            let excess = tree.max() - self.flow(closes);
+            visit(excess, &|| {
+                let opens = openings[tree.place_of_max()].sent;
+                Window { opens, closes, cap: self.cap(opens, step), excess }
+            });
         }
     }
 
@@ -216,14 +217,19 @@ impl SuffixTree {
         }
     }
 
-    /// The largest, and its place. (One at least must be present.)
-    fn max(&self) -> (Fine, usize) {
+    /// The largest. (One at least must be present.)
+    fn max(&self) -> Fine {
+        self.nodes[1].max
+    }
+
+    /// Where it is.
+    fn place_of_max(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {
             let right = 2 * node + 1;
             node = if self.nodes[right].max == self.nodes[node].max { right } else { 2 * node };
         }
-        (self.nodes[1].max, node - self.leaves)
+        node - self.leaves
     }
 
     fn join(&mut self, node: usize) {

@@ -158,12 +158,15 @@ impl Chart {
 
 impl Band {
     fn svg(&self, end: Micros) -> String {
-        let (x, width) = (x(self.span.0, end), (x(self.span.1, end) - x(self.span.0, end)).max(BAND_MIN));
-        format!(
-            "<rect class={} x={:.2} y=0 width={width:.2} height={HEIGHT} />",
-            self.class,
-            x.min(WIDTH - BAND_MIN)
-        )
+        let (from, to) = (x(self.span.0, end), x(self.span.1, end));
+        let (x, width) = (from.min(WIDTH - BAND_MIN), (to - from).max(BAND_MIN));
+        let rect = |class: &str, height: f64| {
+            format!("<rect class=\"{class}\" x={x:.2} y=0 width={width:.2} height={height} />")
+        };
+        match self.class {
+            "breach" => rect("breach", HEIGHT) + &rect("breach top", 3.0),
+            class => rect(class, HEIGHT),
+        }
     }
 }
 

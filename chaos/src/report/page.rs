@@ -119,14 +119,24 @@ fn promises(judged: &[Judged]) -> String {
 fn seen(verdict: &Verdict) -> String {
     let breaches = verdict.breaches();
     if breaches.is_empty() {
-        return escape(&verdict.detail());
+        return sentence(&verdict.detail());
     }
     let item =
-        |breach: &Breach| format!("<li><b>{}</b> {}", escape(&span(breach.span)), escape(&breach.detail));
+        |breach: &Breach| format!("<li><b>{}</b> {}", escape(&span(breach.span)), sentence(&breach.detail));
     let shown: String = breaches.iter().take(5).map(item).collect();
     let more = breaches.len().saturating_sub(5);
     let more = if more == 0 { String::new() } else { format!("<li>and {more} more") };
     format!("<ul class=breaches>{shown}{more}</ul>")
+}
+
+/// What is `in backticks` is code.
+fn sentence(text: &str) -> String {
+    let parts = text.split('`').enumerate();
+    let part = |(i, part): (usize, &str)| match i % 2 {
+        0 => escape(part),
+        _ => format!("<code>{}</code>", escape(part)),
+    };
+    parts.map(part).collect()
 }
 
 fn timeline(history: &History, judged: &[Judged], bins: &Bins) -> String {
@@ -151,19 +161,20 @@ fn lanes(history: &History, judged: &[Judged], end: Micros) -> String {
     if history.faults.is_empty() {
         out.push_str(" <span class=unit>none</span>");
     }
-    out.push_str("</figcaption><div class=bars>");
+    out.push_str("</figcaption>");
+    out.push_str(if history.healed.is_some() { "<div class=\"bars healing\">" } else { "<div class=bars>" });
     for judged in judged.iter().filter(|j| j.verdict.is_broken()) {
         out.push_str("<div class=lane>");
         for breach in judged.verdict.breaches() {
-            out.push_str(&bar("breach", breach.span, end, &judged.name, &breach.detail));
+            out.push_str(&bar("breach", breach.span, end, ("", &judged.name), &breach.detail));
         }
         out.push_str("</div>");
     }
     for lane in assign_lanes(history, end) {
         out.push_str("<div class=lane>");
         for (number, fault) in lane {
-            let name = format!("{number} {}", fault.what);
-            out.push_str(&bar("fault", extent(fault, end), end, &name, &fault.what));
+            let name = (number.to_string(), format!(" {}", fault.what));
+            out.push_str(&bar("fault", extent(fault, end), end, (&name.0, &name.1), &fault.what));
         }
         out.push_str("</div>");
     }
@@ -176,15 +187,17 @@ fn lanes(history: &History, judged: &[Judged], end: Micros) -> String {
     out
 }
 
-fn bar(class: &str, at: (Micros, Micros), end: Micros, name: &str, title: &str) -> String {
+/// A bar with a name, of which the second part is left out where there is little room.
+fn bar(class: &str, at: (Micros, Micros), end: Micros, name: (&str, &str), title: &str) -> String {
     let (left, right) = (percent(at.0, end), percent(at.1, end));
     let side = if left > 60.0 && right - left < 20.0 { " before" } else { "" };
     format!(
-        "<div class=\"bar {class}{side}\" style=\"left:{left:.2}%;width:{:.2}%\" title=\"{}: {}\"><span>{}</span></div>",
+        "<div class=\"bar {class}{side}\" style=\"left:{left:.2}%;width:{:.2}%\" title=\"{}: {}\"><span>{}<span class=long>{}</span></span></div>",
         right - left,
         escape(&span(at)),
         escape(title),
-        escape(name)
+        escape(name.0),
+        escape(name.1)
     )
 }
 

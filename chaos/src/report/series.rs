@@ -106,7 +106,8 @@ impl Usage {
     pub(super) fn of(history: &History, limit: usize, bins: &Bins) -> Self {
         let watched = &history.limits[limit];
         let mut used: Vec<Option<f64>> = vec![None; bins.count];
-        whole(watched).each_closing(&admitted(history, limit, None), |window| {
+        whole(watched).each_closing(&admitted(history, limit, None), |_, window| {
+            let window = window();
             let bin = &mut used[bins.at(window.closes)];
             *bin = Some(bin.unwrap_or(0.0).max(float(window.used())));
         });

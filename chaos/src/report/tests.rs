@@ -134,8 +134,10 @@ fn zz_write() {
     write(&history, &judged, Path::new("/tmp/report.html")).unwrap();
     println!("{}", text(&history, &judged, false));
     println!("{}", failure(&history, &judged).unwrap());
-    let start = std::time::Instant::now();
-    judge(&history);
-    println!("{:?} for {}", start.elapsed(), history.requests.len());
+    for i in crate::invariants::ALL {
+        let start = std::time::Instant::now();
+        (0..10).for_each(|_| drop(i.check(&history)));
+        println!("{} {:?} for {}", i.name(), start.elapsed() / 10, history.requests.len());
+    }
     let _ = (Breach::default(), Verdict::Held { detail: String::new() });
 }
