@@ -161,8 +161,8 @@ impl Verdict {
             Self::NotApplicable { why } => why.clone(),
             Self::Broken { breaches } => match breaches.as_slice() {
                 [] => "broken".into(),
-                [only] => only.to_string(),
-                [worst, others @ ..] => format!("{worst} (and {} more)", others.len()),
+                [only] => only.detail.clone(),
+                [worst, others @ ..] => format!("{} (and {} more)", worst.detail, others.len()),
             },
         }
     }

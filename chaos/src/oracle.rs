@@ -7,6 +7,7 @@
 use quorate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use quorate::quota::policy::{self, Cut, LEASE_MAX, LEASE_MIN};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// All of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -30,6 +31,44 @@ pub struct History {
     /// What was stated about this run, besides the policies.
     #[serde(default)]
     pub params: Params,
+    /// How often each reason came with an answer (or each trouble with a connection instead of one), by region.
+    #[serde(default)]
+    pub reasons: Vec<BTreeMap<String, u64>>,
+    /// What processes wrote that a person should look at.
+    #[serde(default)]
+    pub logs: Vec<LogLine>,
+    /// Remarks: what was left out, and why; what happened besides.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+/// Lines of a process' log that say the same, but for numbers and times.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Of which region, by number.
+    pub region: usize,
+    /// How bad.
+    pub level: LogLevel,
+    /// The first of them, without its time.
+    pub text: String,
+    /// How many there were.
+    pub count: u64,
+    /// The scenario says that it may be there.
+    #[serde(default)]
+    pub expected: bool,
+}
+
+/// How bad a line of a log is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Somebody may want to know.
+    #[default]
+    Warn,
+    /// A person must look.
+    Error,
+    /// A bug.
+    Panic,
 }
 
 /// Figures that some promises need, as they are stated for a run. The defaults are those of docs/guarantees.md, for leases

@@ -5,7 +5,7 @@ use super::data::embed;
 use super::series::{Bins, Shares, Traffic, Usage, edition_at, levels};
 use crate::invariants::figures::{count, decimal, seconds, span, tokens};
 use crate::invariants::{Breach, Judged, Verdict};
-use crate::oracle::{Edition, FaultSpan, History, Mode};
+use crate::oracle::{Edition, FaultSpan, History, LogLevel, Mode};
 use quorate::quota::amount::{Micros, Rate, Tokens};
 use std::fmt::Write;
 
@@ -13,6 +13,8 @@ use std::fmt::Write;
 const LIMITS_OPEN: usize = 2;
 /// Regions have so many colours.
 const COLOURS: usize = 9;
+/// So many lines of logs are shown.
+const LOG_LINES_MAX: usize = 60;
 /// So many faults are shown beneath each other.
 const LANES_MAX: usize = 8;
 
@@ -25,6 +27,7 @@ pub(super) fn page(history: &History, judged: &[Judged]) -> String {
         promises(judged),
         timeline(history, judged, &bins),
         limits(history),
+        remarks(history),
         footer(history, kept),
     ];
     format!(
@@ -237,6 +240,8 @@ fn extent(fault: &FaultSpan, end: Micros) -> (Micros, Micros) {
 fn charts(history: &History, limit: usize, breaches: &[&Breach], bins: &Bins) -> String {
     let faults = history.faults.iter().map(|f| Band { span: extent(f, bins.end), class: "fault" });
     let broken = breaches.iter().filter(|b| b.limit.is_none_or(|l| l == limit));
+    // What is said of the whole run marks no moment.
+    let broken = broken.filter(|b| percent(b.span.1, bins.end) - percent(b.span.0, bins.end) < 98.0);
     let broken = broken.map(|b| Band { span: b.span, class: "breach" });
     let bands: Vec<Band> = faults.chain(broken).collect();
     let traffic = Traffic::of(history, limit, bins);
@@ -426,6 +431,54 @@ fn row(history: &History, edition: &Edition) -> String {
         tokens(edition.overshoot),
         reserves.join(" · ")
     )
+}
+
+/// What processes said, and what else there is to know.
+fn remarks(history: &History) -> String {
+    let mut out = String::new();
+    if !history.notes.is_empty() {
+        let notes: String = history.notes.iter().map(|note| format!("<li>{}", escape(note))).collect();
+        let _ = write!(out, "<section><h2>Remarks</h2><ul class=remarks>{notes}</ul></section>");
+    }
+    if history.reasons.iter().any(|reasons| !reasons.is_empty()) {
+        out.push_str("<section><h2>Answers</h2><div class=scroll><table class=limits><thead><tr><th>Region<th>Reasons given</thead><tbody>");
+        for (name, reasons) in history.regions.iter().zip(&history.reasons) {
+            let said: Vec<_> = reasons.iter().map(|(reason, n)| format!("{} {n}", escape(reason))).collect();
+            let _ = write!(out, "<tr><td>{}<td>{}", escape(name), said.join(" · "));
+        }
+        out.push_str("</tbody></table></div></section>");
+    }
+    if !history.logs.is_empty() {
+        out.push_str(&logs(history));
+    }
+    out
+}
+
+fn logs(history: &History) -> String {
+    let mut lines: Vec<_> = history.logs.iter().collect();
+    lines.sort_by_key(|line| (std::cmp::Reverse(line.level), line.region, std::cmp::Reverse(line.count)));
+    let mut out = String::from("<section><h2>What the daemons logged</h2><ul class=remarks>");
+    for line in lines.iter().take(LOG_LINES_MAX) {
+        let (class, word) = match line.level {
+            LogLevel::Warn => ("warn", "WARN"),
+            LogLevel::Error => ("bad", "ERROR"),
+            LogLevel::Panic => ("bad", "PANIC"),
+        };
+        let region = history.regions.get(line.region).map_or("?", String::as_str);
+        let times = if line.count == 1 { String::new() } else { format!(" ({} times)", line.count) };
+        let expected = if line.expected { " <span class=unit>expected</span>" } else { "" };
+        let _ = write!(
+            out,
+            "<li><b class={class}>{word}</b> {}: <code>{}</code>{times}{expected}",
+            escape(region),
+            escape(&line.text)
+        );
+    }
+    if lines.len() > LOG_LINES_MAX {
+        let _ = write!(out, "<li>and {} more", lines.len() - LOG_LINES_MAX);
+    }
+    out.push_str("</ul></section>");
+    out
 }
 
 fn footer(history: &History, kept: usize) -> String {

@@ -28,7 +28,7 @@ pub fn text(history: &History, judged: &[Judged], colour: bool) -> String {
             Verdict::NotApplicable { .. } => ("-     ", "2"),
         };
         let _ =
-            writeln!(out, "  {} {:<18} {}", paint(code, word), judged.name, line(&judged.verdict.detail()));
+            writeln!(out, "  {} {:<18} {}", paint(code, word), judged.name, line(&first(&judged.verdict)));
         for breach in judged.verdict.breaches().iter().take(BREACHES_SHOWN).skip(1) {
             let _ = writeln!(out, "{:28}{}", "", line(&breach.to_string()));
         }
@@ -43,7 +43,7 @@ pub fn text(history: &History, judged: &[Judged], colour: bool) -> String {
 #[must_use]
 pub fn failure(history: &History, judged: &[Judged]) -> Option<String> {
     let mut broken = judged.iter().filter(|j| j.verdict.is_broken());
-    let first = broken.next()?;
+    let worst = broken.next()?;
     let others = match broken.count() {
         0 => String::new(),
         n => format!(" (and {n} more)"),
@@ -51,10 +51,19 @@ pub fn failure(history: &History, judged: &[Judged]) -> Option<String> {
     Some(format!(
         "{}: {} broken{others}: {}; replay: {}",
         line(&history.run.title),
-        first.name,
-        line(&first.verdict.detail()),
+        worst.name,
+        line(&first(&worst.verdict)),
         line(&history.run.replay)
     ))
+}
+
+/// What there is to say, or the worst breach and how many others there are.
+fn first(verdict: &Verdict) -> String {
+    match verdict.breaches() {
+        [] => verdict.detail(),
+        [only] => only.to_string(),
+        [worst, others @ ..] => format!("{worst} (and {} more)", others.len()),
+    }
 }
 
 /// Nothing in a history moves the cursor.
