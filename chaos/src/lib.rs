@@ -13,3 +13,4 @@
 pub mod invariants;
 pub mod oracle;
 pub mod report;
+pub mod sim;

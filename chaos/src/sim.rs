@@ -1,0 +1,390 @@
+//! The simulation: the product's own fast and slow loops and pool, of 2 to 9 regions, in one thread with simulated time, network,
+//! stores and log. Everything that is left to chance comes from the seed, so that a seed repeats bit for bit.
+//!
+//! A run has two phases: one with faults, in which only safety is checked (and at every instant: see [`watch`]), and a healed one,
+//! which must converge: policies settle, every region joins, and the whole limit is used again.
+
+pub mod campaign;
+mod chance;
+mod faults;
+mod load;
+mod machine;
+mod net;
+mod policies;
+mod raft;
+mod region;
+mod store;
+mod watch;
+
+pub use watch::Counts;
+
+use crate::oracle;
+use chance::Chance;
+use machine::{Clock, Clocks, Machine, TrueTime, pass};
+use net::Net;
+use policies::Target;
+use quorate::bugs::{self, Bug};
+use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::policy::{Policy, RegionName};
+use quorate::quota::pool::{Entry, Op, Pool, Stamp};
+use raft::{Habits, Payload, Rafts};
+use region::Region;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use store::Shelf;
+use watch::{Violation, Watch};
+
+/// After this all faults have ended.
+const FAULTS: Micros = Micros::seconds(70);
+/// How long a healed cluster may take until every region has joined and policies have settled: an election, a join, the
+/// acknowledgements, and the longest lease.
+const SETTLES: Micros = Micros::seconds(20);
+/// Full use of the limits is measured over this time, after demand has been there for as long.
+const MEASURE: Micros = Micros::seconds(8);
+
+/// What is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// So many regions; `None`: as the seed says.
+    pub regions: Option<usize>,
+    /// With this deliberate bug.
+    pub bug: Option<Bug>,
+    /// Keep a history for the oracle and the report.
+    pub record: bool,
+}
+
+/// What came of a seed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was broken, if anything.
+    pub violation: Option<Broken>,
+    /// What happened.
+    pub counts: Counts,
+    /// A number that two runs of one seed have in common.
+    pub fingerprint: u64,
+    /// If it was to be kept.
+    pub history: Option<oracle::History>,
+    /// True time at the end.
+    pub end: Micros,
+}
+
+/// A promise that was broken.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// When, in true time.
+    pub at: Micros,
+    /// What, in words.
+    pub what: String,
+}
+
+/// In which part of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Faults, and callers of every style.
+    Faults,
+    /// Healed; little demand.
+    Quiet,
+    /// More demand than the limits allow, everywhere.
+    Demand,
+    /// Over.
+    Over,
+}
+
+/// Everything of one run.
+struct World {
+    time: TrueTime,
+    chance: Chance,
+    drift: i64,
+    net: Arc<Net>,
+    rafts: Arc<Rafts>,
+    regions: Vec<Arc<Region>>,
+    watch: Arc<Watch>,
+    targets: Vec<Target>,
+    phase: AtomicU8,
+    delay: Micros,
+    record: bool,
+    history: Mutex<oracle::History>,
+}
+
+/// Runs one seed to its end, or to the first broken promise.
+///
+/// # Errors
+/// If the simulation itself cannot run.
+pub fn run(seed: u64, options: Options) -> anyhow::Result<Outcome> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    bugs::plant(options.bug);
+    let outcome = runtime.block_on(async {
+        let world = World::new(seed, options);
+        let broken = Arc::clone(&world).live().await;
+        world.outcome(broken)
+    });
+    bugs::plant(None);
+    runtime.shutdown_background();
+    outcome
+}
+
+impl World {
+    fn new(seed: u64, options: Options) -> Arc<Self> {
+        let (time, chance) = (TrueTime::begin(), Chance::new(seed));
+        let n = options.regions.unwrap_or_else(|| match chance.int(0, 9) {
+            0 => 2,
+            1..6 => 3,
+            6..8 => 5,
+            _ => chance.index(8) + 2,
+        });
+        let drift = chance.pick(&[0, 10_000, 10_000, 10_000]);
+        let names: Vec<RegionName> = (0..n).map(|i| RegionName::from(format!("r{i}"))).collect();
+        let policies: Vec<Policy> =
+            (0..chance.int(1, 2)).map(|i| policies::any(&chance, &format!("p{i}"), &names)).collect();
+        let targets = Target::of(&chance, &policies);
+        let pool = found(&names, policies);
+        let watch = Arc::new(Watch::new(pool.clone(), targets.iter().map(|t| (t.bucket, t.policy.clone()))));
+        let delay = Micros::millis(chance.pick(&[1, 20, 40, 40, 100, 150]));
+        let net = Arc::new(Net::new(chance.clone(), n, |_, _| chance.time(delay.percent(50), delay)));
+        let regions: Vec<Arc<Region>> = (0..n)
+            .map(|i| {
+                let clocks =
+                    Clocks { monotonic: Clock::any(&chance, drift), wall: Clock::any(&chance, drift) };
+                let machine = Machine::new(time, clocks);
+                let spent = Arc::clone(&watch);
+                let on_spent: store::OnSpent =
+                    Arc::new(move |now, bucket, cost| spent.spent(now, bucket, cost));
+                let clock = Clock::any(&chance, drift);
+                let shelf = Shelf::new(time, chance.clone(), clock, (i as u64 + 1) << 32, on_spent);
+                for target in &targets {
+                    let part = watch.parts(&target.policy).get(i).copied().unwrap_or_default();
+                    shelf.set_overdraft(target.bucket, part.overdraft);
+                }
+                Arc::new(Region::new(i, names[i].clone(), machine, shelf))
+            })
+            .collect();
+        let habits = Habits {
+            company: Micros::millis(chance.pick(&[1, 30, 600])),
+            slow_hand_over: chance.pick(&[0, 0, 2, 10]),
+            disk: Micros::millis(chance.pick(&[0, 5, 200])),
+            log_max: chance.pick(&[20_usize, 100, 1_000]),
+        };
+        let seen = Arc::clone(&watch);
+        let on_commit = move |_, item: &raft::Item| {
+            if let Payload::Pool(entry, stamped) = &item.payload {
+                seen.committed(time.now(), item.term, entry, *stamped);
+            }
+        };
+        let machines = regions.iter().map(|r| Arc::clone(&r.machine)).collect();
+        let rafts = Rafts::new(
+            time,
+            chance.clone(),
+            Arc::clone(&net),
+            machines,
+            habits,
+            (pool, n),
+            Box::new(on_commit),
+        );
+        let history = Mutex::new(oracle::History::default());
+        let world = Self {
+            time,
+            chance,
+            drift,
+            net,
+            rafts,
+            regions,
+            watch,
+            targets,
+            phase: AtomicU8::new(Phase::Faults as u8),
+            delay,
+            record: options.record,
+            history,
+        };
+        world.title(seed, options, &names);
+        Arc::new(world)
+    }
+
+    fn title(&self, seed: u64, options: Options, names: &[RegionName]) {
+        let bug = options.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
+        let regions = options.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
+        let mut history = self.history();
+        history.run.title = format!("simulation, seed {seed}");
+        history.run.replay = format!("quorate-chaos sim --seed {seed}{regions}{bug}");
+        history.run.about = format!(
+            "{} regions, {} ms apart, clocks off by up to {} ppm",
+            names.len(),
+            self.delay.0 / 1_000,
+            self.drift
+        );
+        history.regions = names.iter().map(ToString::to_string).collect();
+    }
+
+    /// The run itself.
+    async fn live(self: Arc<Self>) -> Option<Broken> {
+        for region in &self.regions {
+            region.start(&self.rafts);
+        }
+        let look = tokio::spawn(Arc::clone(&self).look_on());
+        for region in 0..self.regions.len() {
+            tokio::spawn(Arc::clone(&self).call(region));
+        }
+        tokio::spawn(Arc::clone(&self).attack());
+        let faults = tokio::spawn(Arc::clone(&self).break_things());
+        let broken = self.clone().stages().await;
+        self.enter(Phase::Over);
+        look.abort();
+        faults.abort();
+        broken
+    }
+
+    async fn stages(self: Arc<Self>) -> Option<Broken> {
+        if let Some(broken) = self.until(FAULTS).await {
+            return Some(broken);
+        }
+        self.heal();
+        self.history().healed = Some(self.time.now());
+        self.enter(Phase::Quiet);
+        let patience = self.time.now() + SETTLES + self.longest_lease();
+        loop {
+            let missing = self.missing();
+            if missing.is_none() {
+                break;
+            }
+            if self.time.now() > patience {
+                let what = format!("L1: not whole again: {}", missing.unwrap_or_default());
+                return Some(Broken { at: self.time.now(), what });
+            }
+            if let Some(broken) = self.until(self.time.now() + Micros::seconds(1)).await {
+                return Some(broken);
+            }
+        }
+        self.enter(Phase::Demand);
+        if let Some(broken) = self.until(self.time.now() + MEASURE).await {
+            return Some(broken);
+        }
+        let before: Vec<Tokens> = self.spent();
+        let measured = self.time.now();
+        if let Some(broken) = self.until(measured + MEASURE).await {
+            return Some(broken);
+        }
+        self.idle(&before)
+    }
+
+    /// Waits until then, or for the first broken promise.
+    async fn until(&self, at: Micros) -> Option<Broken> {
+        while self.time.now() < at {
+            pass(Micros::millis(100).min(at - self.time.now())).await;
+            if let Some(Violation { at, what }) = self.watch.violation() {
+                return Some(Broken { at, what });
+            }
+            if let Some(what) = self.rafts.fault() {
+                return Some(Broken { at: self.time.now(), what });
+            }
+        }
+        None
+    }
+
+    /// Looks at everything again and again.
+    async fn look_on(self: Arc<Self>) {
+        loop {
+            pass(self.chance.time(Micros::millis(20), Micros::millis(250))).await;
+            self.look();
+            if self.chance.percent(10) {
+                self.regions.iter().for_each(|region| region.shelf.expire());
+            }
+        }
+    }
+
+    fn look(&self) {
+        self.watch.look(self.time.now(), |bucket| {
+            let Some(target) = self.targets.iter().find(|t| t.bucket == bucket) else { return Vec::new() };
+            self.regions.iter().map(|region| spendable(region, target)).collect()
+        });
+    }
+
+    /// What a healed cluster still lacks.
+    fn missing(&self) -> Option<String> {
+        let version = self.watch.with_pool(Pool::version);
+        if !self.watch.with_pool(Pool::settled) {
+            let late: Vec<_> = self.watch.with_pool(|pool| pool.unacked(version).collect());
+            return Some(format!(
+                "version {version} of the policies is not settled; not acknowledged by {late:?}"
+            ));
+        }
+        let late = self.regions.iter().find(|region| region.version() != Some(version));
+        late.map(|region| {
+            format!("{} has version {:?} of the policies, not {version}", region.name, region.version())
+        })
+    }
+
+    /// Was some limit not used although there was demand for it everywhere?
+    fn idle(&self, before: &[Tokens]) -> Option<Broken> {
+        let after = self.spent();
+        for ((target, before), after) in self.targets.iter().zip(before).zip(after) {
+            let Some((rate, carried)) = self.carries(target) else { continue };
+            let used = after - *before;
+            let least = carried.during(MEASURE).percent(90);
+            if used < least {
+                let what = format!(
+                    "L2: {} ({}): {used:?} used in {} s, where {least:?} can be carried (limit {rate:?})",
+                    target.policy,
+                    target.value,
+                    MEASURE.0 / 1_000_000
+                );
+                return Some(Broken { at: self.time.now(), what });
+            }
+        }
+        None
+    }
+
+    fn spent(&self) -> Vec<Tokens> {
+        self.targets.iter().map(|target| self.watch.spent_of(target.bucket)).collect()
+    }
+
+    fn outcome(&self, broken: Option<Broken>) -> anyhow::Result<Outcome> {
+        let counts = self.watch.counts();
+        let mut history = std::mem::take(&mut *self.history());
+        history.end = self.time.now();
+        let fingerprint = [
+            counts.commits,
+            counts.records,
+            counts.refused,
+            counts.spent.0.unsigned_abs(),
+            self.chance.int(0, i64::MAX - 1).unsigned_abs(),
+        ];
+        let fingerprint = fingerprint.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, n| {
+            (hash ^ n).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
+        });
+        let history = self.record.then(|| {
+            history.limits = self.watched();
+            history
+        });
+        Ok(Outcome { violation: broken, counts, fingerprint, history, end: self.time.now() })
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Faults,
+            1 => Phase::Quiet,
+            2 => Phase::Demand,
+            _ => Phase::Over,
+        }
+    }
+
+    fn history(&self) -> std::sync::MutexGuard<'_, oracle::History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a region could spend of a bucket at this instant.
+fn spendable(region: &Region, target: &Target) -> Tokens {
+    let part = region.part(&target.policy);
+    part.map_or(Tokens::ZERO, |(shape, unseen)| region.shelf.spendable(target.bucket, shape, unseen))
+}
+
+/// The pool of a cluster that was just founded.
+fn found(regions: &[RegionName], policies: Vec<Policy>) -> Pool {
+    let mut pool = Pool::default();
+    let ops = vec![Op::Found { regions: regions.to_vec(), policies }];
+    pool.apply(0, &Entry { stamp: Stamp { term: 0, tau: Micros::ZERO }, ops });
+    pool
+}

@@ -1,0 +1,138 @@
+//! A region: its machine, its store, and its daemon, which is the product's own [`Limiter`] and [`Reconcile`].
+
+use super::machine::Machine;
+use super::raft::{Rafts, SimLog};
+use super::store::{Shelf, SimStore};
+use quorate::limiter::active::Active;
+use quorate::limiter::{Core, Decide as _, Limiter};
+use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::bucket::{Shape, Unseen};
+use quorate::quota::matching::{Request, Subject};
+use quorate::quota::policy::RegionName;
+use quorate::quota::verdict::Verdict;
+use quorate::reconcile::Reconcile;
+use quorate::store::memory::MemoryStore;
+use quorate::telemetry::Metrics;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// The domain of all policies here.
+pub const DOMAIN: &str = "sim";
+/// The longest that a caller waits for an answer.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A region.
+pub struct Region {
+    /// Its number, and Raft's.
+    pub number: usize,
+    /// Its name in the cluster.
+    pub name: RegionName,
+    /// What its daemon runs on.
+    pub machine: Arc<Machine>,
+    /// Its store.
+    pub shelf: Arc<Shelf>,
+    daemon: Mutex<Option<Daemon>>,
+}
+
+/// One life of a daemon.
+#[derive(Clone)]
+struct Daemon {
+    limiter: Limiter<SimStore>,
+    core: Arc<Core>,
+    stop: Arc<watch::Sender<bool>>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// One without a daemon yet.
+    #[must_use]
+    pub fn new(number: usize, name: RegionName, machine: Arc<Machine>, shelf: Arc<Shelf>) -> Self {
+        Self { number, name, machine, shelf, daemon: Mutex::default() }
+    }
+
+    /// Starts its daemon, if none runs.
+    pub fn start(&self, rafts: &Arc<Rafts>) {
+        if self.daemon().is_some() {
+            return;
+        }
+        rafts.start(self.number);
+        let (log, store) = (rafts.log(self.number), SimStore::new(Arc::clone(&self.shelf)));
+        let daemon = self.machine.with_clocks(|| self.build(log, store.clone()));
+        tokio::spawn(self.machine.run(store.supervise()));
+        *self.lock() = Some(daemon);
+    }
+
+    fn build(&self, log: SimLog, store: SimStore) -> Daemon {
+        use quorate::raft::Log as _;
+        let metrics = Arc::new(Metrics::new(&self.name));
+        let pool = log.pool();
+        let peek = move |policy, bucket| pool.try_read().map(|pool| pool.free(policy, bucket, pool.tau()));
+        let local = MemoryStore::monotonic(Micros::seconds(1_000_000));
+        let active = Active::none(true, &metrics);
+        let core = Arc::new(Core::new(active, metrics, local, Box::new(peek)));
+        let limiter = Limiter::new(store.clone(), Arc::clone(&core));
+        let loop_ = Reconcile::new(log, store, Arc::clone(&core), self.name.clone(), true);
+        let (stop, stopping) = watch::channel(false);
+        tokio::spawn(self.machine.run(loop_.run(stopping)));
+        Daemon { limiter, core, stop: Arc::new(stop) }
+    }
+
+    /// Ends its daemon without a word.
+    pub fn crash(&self, rafts: &Rafts) {
+        self.machine.crash();
+        rafts.crash(self.number);
+        *self.lock() = None;
+    }
+
+    /// Ends its daemon in good order: it gives back what it has borrowed.
+    pub async fn drain(&self, rafts: &Rafts) {
+        let Some(daemon) = self.lock().take() else { return };
+        daemon.stop.send_replace(true);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        self.machine.crash();
+        rafts.crash(self.number);
+    }
+
+    /// Does a daemon run?
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.daemon().is_some()
+    }
+
+    /// Asks the daemon about a bucket; `None`: no answer.
+    pub async fn check(&self, key: &str, value: &str, cost: Tokens) -> Option<Verdict> {
+        let daemon = self.daemon()?;
+        let attributes = [(key, value)];
+        let request = Request { domain: DOMAIN, subject: Subject::Attributes(&attributes), cost };
+        let decided = self.machine.run(daemon.limiter.check(&request, Some(PATIENCE)));
+        tokio::time::timeout(PATIENCE, decided).await.ok()??.ok()
+    }
+
+    /// What this region may use now of a policy: its shape, and what buckets are that its store does not hold.
+    #[must_use]
+    pub fn part(&self, policy: &str) -> Option<(Shape, Option<Unseen>)> {
+        let daemon = self.daemon()?;
+        let active = daemon.core.active.load();
+        active.policies().find(|p| &*p.policy.name == policy).map(|p| (p.shape, p.unseen))
+    }
+
+    /// The version of the policies that its daemon goes by.
+    #[must_use]
+    pub fn version(&self) -> Option<u64> {
+        Some(self.daemon()?.core.active.load().version)
+    }
+
+    fn daemon(&self) -> Option<Daemon> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Daemon>> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

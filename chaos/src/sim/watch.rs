@@ -1,0 +1,292 @@
+//! Watches the bound, with what only the simulation can know: every token that leaves a store, at its true time.
+//!
+//! - S1: what was spent never exceeds the bound in any window (a virtual bucket that everything is poured into and that drains
+//!   at the limit's rate exceeds the burst if and only if some window did);
+//! - S2: ... nor would it if every region spent what it has at this instant;
+//! - S4: the pool's own books balance.
+
+use quorate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
+use quorate::quota::policy::{BucketId, Part};
+use quorate::quota::pool::{Entry, Pool};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Until every region has learnt that a change is through, and a longest lease has passed.
+const NARROW_AFTER: Micros = Micros::seconds(100);
+
+/// A promise that was broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// When, in true time.
+    pub at: Micros,
+    /// What.
+    pub what: String,
+}
+
+/// What a policy promises, as the committed entries say.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// Rate and burst (with overshoot) of every edition that may be in force, and since when (true time).
+    pub editions: Vec<(Micros, Rate, Tokens)>,
+    settled_since: Option<Micros>,
+}
+
+impl Terms {
+    fn rate(&self) -> Rate {
+        self.editions.iter().map(|(_, rate, _)| *rate).max().unwrap_or_default()
+    }
+
+    fn burst(&self) -> Tokens {
+        self.editions.iter().map(|(.., burst)| *burst).max().unwrap_or_default()
+    }
+}
+
+/// Everything poured in, drained at the limit's rate: in micro-tokens times a million, so that nothing is rounded.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meter {
+    level: i128,
+    at: Micros,
+}
+
+impl Meter {
+    fn drain(&mut self, rate: Rate, now: Micros) {
+        self.drain_for(rate, now - self.at);
+        self.at = self.at.max(now);
+    }
+
+    fn drain_for(&mut self, rate: Rate, time: Micros) {
+        self.level = (self.level - i128::from(rate.0) * i128::from(time.0.max(0))).max(0);
+    }
+
+    fn level(self) -> Tokens {
+        let micro = (self.level + i128::from(MICROS_PER_SECOND) - 1) / i128::from(MICROS_PER_SECOND);
+        Tokens(i64::try_from(micro).unwrap_or(i64::MAX))
+    }
+}
+
+/// The watch.
+#[derive(Debug)]
+pub struct Watch(Mutex<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// The pool of everything that was committed.
+    pool: Pool,
+    by_policy: BTreeMap<String, Terms>,
+    buckets: BTreeMap<BucketId, (String, Meter)>,
+    spent: BTreeMap<BucketId, Tokens>,
+    violation: Option<Violation>,
+    counts: Counts,
+}
+
+/// What happened; a run in which nothing did proves nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Entries committed.
+    pub commits: u64,
+    /// Entries that were refused for their stamp.
+    pub refused: u64,
+    /// Records written.
+    pub records: u64,
+    /// Changes of policies (or of members).
+    pub changes: u64,
+    /// Tokens spent.
+    pub spent: Tokens,
+}
+
+impl Counts {
+    /// Both together.
+    pub fn add(&mut self, other: &Self) {
+        self.commits += other.commits;
+        self.refused += other.refused;
+        self.records += other.records;
+        self.changes += other.changes;
+        self.spent += other.spent;
+    }
+}
+
+impl Watch {
+    /// Watches these buckets, of policies by name.
+    #[must_use]
+    pub fn new(pool: Pool, buckets: impl IntoIterator<Item = (BucketId, String)>) -> Self {
+        let meters = buckets.into_iter().map(|(id, policy)| (id, (policy, Meter::default())));
+        let mut inner = Inner {
+            pool,
+            by_policy: BTreeMap::new(),
+            buckets: meters.collect(),
+            spent: BTreeMap::new(),
+            violation: None,
+            counts: Counts::default(),
+        };
+        inner.read_terms(Micros::ZERO, Micros::ZERO);
+        Self(Mutex::new(inner))
+    }
+
+    /// Tokens of a bucket were spent.
+    pub fn spent(&self, now: Micros, bucket: BucketId, cost: Tokens) {
+        let mut inner = self.inner();
+        inner.counts.spent += cost.or_zero();
+        *inner.spent.entry(bucket).or_default() += cost;
+        let Inner { by_policy, buckets, .. } = &mut *inner;
+        let Some((policy, meter)) = buckets.get_mut(&bucket) else { return };
+        let Some(terms) = by_policy.get(policy) else { return };
+        meter.drain(terms.rate(), now);
+        meter.level += i128::from(cost.0) * i128::from(MICROS_PER_SECOND);
+        let (level, most) = (meter.level(), terms.burst() + slack(terms.rate()));
+        if level > most {
+            let what = format!("S1: {policy}: {} in a window, where {} may be", show(level), show(most));
+            inner.break_promise(now, what);
+        }
+    }
+
+    /// An entry was committed; it was stamped at true time `stamped`.
+    pub fn committed(&self, now: Micros, term: u64, entry: &Entry, stamped: Micros) {
+        let mut inner = self.inner();
+        let version = inner.pool.version();
+        let applied = inner.pool.apply(term, entry);
+        inner.counts.commits += 1;
+        inner.counts.refused += u64::from(applied.refused);
+        inner.counts.records += applied.records.len() as u64;
+        if inner.pool.version() != version {
+            inner.counts.changes += 1;
+            inner.read_terms(now, stamped);
+        }
+        if !applied.breached.is_empty() {
+            let what = format!("S4: the pool reports a breach: {:?}", inner.pool.check());
+            inner.break_promise(now, what);
+        }
+    }
+
+    /// Looks at everything. `spendable` says what each region could take of a bucket at this instant.
+    pub fn look(&self, now: Micros, spendable: impl Fn(BucketId) -> Vec<Tokens>) {
+        let mut inner = self.inner();
+        inner.narrow(now);
+        if let Err((bucket, breach)) = inner.pool.check() {
+            let what = format!("S4: the books of {bucket} do not balance: {breach:?}");
+            inner.break_promise(now, what);
+        }
+        let ids: Vec<BucketId> = inner.buckets.keys().copied().collect();
+        for id in ids {
+            let parts = spendable(id);
+            let Inner { by_policy, buckets, .. } = &mut *inner;
+            let Some((policy, meter)) = buckets.get_mut(&id) else { continue };
+            let Some(terms) = by_policy.get(policy) else { continue };
+            meter.drain(terms.rate(), now);
+            let (level, most) = (meter.level(), terms.burst() + slack(terms.rate()));
+            let all = level + parts.iter().copied().sum();
+            if all > most {
+                let parts: Vec<String> = parts.into_iter().map(show).collect();
+                let parts = parts.join(" + ");
+                let what = format!(
+                    "S2: {policy}: {} in a window and {parts} to be spent at this instant, where {} may be",
+                    show(level),
+                    show(most)
+                );
+                inner.break_promise(now, what);
+            }
+        }
+    }
+
+    /// What is promised now: for each policy all editions that may be in force.
+    #[must_use]
+    pub fn terms(&self) -> BTreeMap<String, Terms> {
+        self.inner().by_policy.clone()
+    }
+
+    /// The first promise that was broken.
+    #[must_use]
+    pub fn violation(&self) -> Option<Violation> {
+        self.inner().violation.clone()
+    }
+
+    /// All that was spent of a bucket.
+    #[must_use]
+    pub fn spent_of(&self, bucket: BucketId) -> Tokens {
+        self.inner().spent.get(&bucket).copied().unwrap_or_default()
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.inner().counts
+    }
+
+    /// Reads the pool of everything that was committed.
+    pub fn with_pool<T>(&self, read: impl FnOnce(&Pool) -> T) -> T {
+        read(&self.inner().pool)
+    }
+
+    /// The reserves of a policy by region, as committed.
+    #[must_use]
+    pub fn parts(&self, policy: &str) -> Vec<Part> {
+        let inner = self.inner();
+        let view = inner.pool.policies().find(|view| &*view.policy.name == policy);
+        view.and_then(|view| view.cut).map(|cut| cut.parts.clone()).unwrap_or_default()
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// In force from the stamp on: meters drain at the new rate from there.
+    fn read_terms(&mut self, now: Micros, stamped: Micros) {
+        let mut newest: BTreeMap<String, (Rate, Tokens)> = BTreeMap::new();
+        for view in self.pool.policies() {
+            let bound =
+                view.cut.map_or((Rate::MAX, Tokens::MAX), |cut| (cut.rate, cut.burst + cut.overshoot()));
+            newest.insert(view.policy.name.to_string(), bound);
+        }
+        let known: Vec<String> = self.by_policy.keys().chain(newest.keys()).cloned().collect();
+        for name in known {
+            // A policy that was removed allows nothing more.
+            let (rate, burst) = newest.get(&name).copied().unwrap_or_default();
+            let terms = self.by_policy.entry(name.clone()).or_default();
+            if terms.editions.last().is_some_and(|last| (last.1, last.2) == (rate, burst)) {
+                continue;
+            }
+            let before = terms.rate();
+            for (_, meter) in self.buckets.values_mut().filter(|(policy, _)| *policy == name) {
+                meter.drain(before, now);
+                meter.drain_for((rate - before).or_zero(), now - stamped);
+            }
+            terms.editions.push((stamped, rate, burst));
+            terms.settled_since = None;
+        }
+    }
+
+    /// Once a change is through, only the newest edition is in force.
+    fn narrow(&mut self, now: Micros) {
+        for (name, terms) in &mut self.by_policy {
+            if terms.editions.len() < 2 {
+                continue;
+            }
+            if !self.pool.settled() {
+                terms.settled_since = None;
+                continue;
+            }
+            let since = *terms.settled_since.get_or_insert(now);
+            if now >= since + NARROW_AFTER {
+                terms.editions.drain(..terms.editions.len() - 1);
+                terms.settled_since = None;
+                for (_, meter) in self.buckets.values_mut().filter(|(policy, _)| policy == name) {
+                    *meter = Meter { level: 0, at: now };
+                }
+            }
+        }
+    }
+
+    fn break_promise(&mut self, at: Micros, what: String) {
+        self.violation.get_or_insert(Violation { at, what });
+    }
+}
+
+/// Clocks tick in whole microseconds: a few of those, and rounding.
+fn slack(rate: Rate) -> Tokens {
+    Tokens(10_000) + rate.during(Micros(5))
+}
+
+fn show(tokens: Tokens) -> String {
+    format!("{}.{:06}", tokens.0 / 1_000_000, tokens.0.unsigned_abs() % 1_000_000)
+}
