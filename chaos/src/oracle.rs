@@ -122,7 +122,8 @@ impl Params {
         let lease = |edition: &Edition| {
             edition.rate.time_for(edition.burst).unwrap_or(LEASE_MAX).clamp(LEASE_MIN, LEASE_MAX)
         };
-        let leases = limit.editions.iter().map(lease).max().unwrap_or(LEASE_MIN);
+        let limited = limit.editions.iter().filter(|edition| !edition.is_unlimited());
+        let leases = limited.map(lease).max().unwrap_or(LEASE_MIN);
         self.recovery.unwrap_or(leases + leases)
     }
 
@@ -194,6 +195,18 @@ impl Edition {
             parts_max: parts,
             changing: false,
         }
+    }
+
+    /// No limit at all: the policy is unlimited, or was removed and what it matched is let through.
+    #[must_use]
+    pub fn unlimited(from: Micros) -> Self {
+        Self { from, burst: Tokens::MAX, ..Self::default() }
+    }
+
+    /// Is it no limit at all?
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.burst == Tokens::MAX
     }
 
     /// This edition together with its successor, from when the change was sent until every region has settled.

@@ -38,7 +38,6 @@ impl History {
     }
 
     /// A fault that touches one region.
-    #[allow(dead_code)]
     pub(crate) fn fault(&mut self, region: usize, from: Micros, to: Micros, what: &str) -> &mut FaultSpan {
         let span = FaultSpan {
             from,

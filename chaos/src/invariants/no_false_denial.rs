@@ -76,7 +76,7 @@ struct Quiet<'a> {
     disturbed: Spans,
     /// By sending.
     requests: Vec<&'a Request>,
-    /// What may have been taken, and when: by time.
+    /// What may have been taken, and when: by time. (Not worked out if nobody was denied in quiet time.)
     taken: Vec<(Micros, Taken)>,
 }
 
@@ -96,14 +96,22 @@ impl<'a> Quiet<'a> {
         let mut requests: Vec<&Request> =
             history.requests.iter().filter(|r| r.limit == limit && r.cost.is_positive()).collect();
         requests.sort_unstable_by_key(|r| (r.sent, r.answered));
-        let mut taken = Vec::with_capacity(2 * requests.len());
-        for (request, answered) in requests.iter().filter_map(|r| Some((r, taken_by(r)?))) {
+        let mut quiet = Self { limit, watched, disturbed, requests, taken: Vec::new() };
+        if (0..history.regions.len()).any(|region| !quiet.denied(region).is_empty()) {
+            quiet.taken = quiet.takings();
+        }
+        quiet
+    }
+
+    fn takings(&self) -> Vec<(Micros, Taken)> {
+        let mut taken = Vec::with_capacity(2 * self.requests.len());
+        for (request, answered) in self.requests.iter().filter_map(|r| Some((r, taken_by(r)?))) {
             let (cost, region) = (request.cost, request.region);
             taken.push((request.sent, Taken::Sent { cost, answered, region }));
             taken.push((answered, Taken::Answered { cost, region }));
         }
         taken.sort_unstable();
-        Self { limit, watched, disturbed, requests, taken }
+        taken
     }
 
     /// Denials of a region in quiet time, by sending.

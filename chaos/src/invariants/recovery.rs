@@ -65,6 +65,9 @@ struct Served {
 fn judge(history: &History, limit: usize) -> Result<Served, String> {
     let watched = &history.limits[limit];
     let edition = watched.editions.last().ok_or("a limit has no policy")?;
+    if edition.is_unlimited() {
+        return Err("the limit was lifted".into());
+    }
     let recovery = history.params.recovery_of(watched);
     if let Some(breach) = stuck(history, limit, edition, recovery) {
         return Ok(Served { breaches: vec![breach], detail: (0, String::new()) });
@@ -358,6 +361,14 @@ mod tests {
         assert!(check(&history).is_broken());
         history.params.recovery = Some(ms(35_000));
         assert!(!check(&history).is_broken());
+    }
+
+    #[test]
+    fn a_limit_that_was_lifted_is_not_judged() {
+        let mut history = history();
+        load(&mut history, 0, 30, 0);
+        history.limits[0].editions.push(Edition::unlimited(ms(11_000)));
+        assert!(matches!(check(&history), Verdict::NotApplicable { .. }));
     }
 
     #[test]

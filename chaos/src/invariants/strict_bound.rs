@@ -86,6 +86,20 @@ mod tests {
     }
 
     #[test]
+    fn no_limit_bounds_nothing_while_there_is_none() {
+        let editions = vec![
+            edition(0, Mode::Strict, 1, 5),
+            Edition::unlimited(ms(1_000)),
+            edition(9_000, Mode::Strict, 1, 5),
+        ];
+        let mut history = history_of(1, editions);
+        (0..500).for_each(|i| history.ask(0, ms(2_000 + i), ms(2_001 + i), Outcome::Allowed));
+        assert!(!StrictBound.check(&history).is_broken());
+        (0..6).for_each(|_| history.ask(0, ms(9_100), ms(9_100), Outcome::Allowed));
+        assert_eq!(StrictBound.check(&history).breaches()[0].span, (ms(9_100), ms(9_100)));
+    }
+
+    #[test]
     fn only_what_was_allowed_counts() {
         let mut history = history();
         for outcome in [Outcome::Denied, Outcome::Unavailable, Outcome::Unknown] {

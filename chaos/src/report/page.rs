@@ -15,8 +15,12 @@ const LIMITS_OPEN: usize = 2;
 const COLOURS: usize = 9;
 /// So many lines of logs are shown.
 const LOG_LINES_MAX: usize = 60;
-/// So many faults are shown beneath each other.
+/// So many faults are shown beneath each other ...
 const LANES_MAX: usize = 8;
+/// ... or so many, thin and without their names, if there are more than [`NAMED_MAX`].
+const THIN_LANES_MAX: usize = 30;
+/// So many faults are named in their lanes.
+const NAMED_MAX: usize = 16;
 
 pub(super) fn page(history: &History, judged: &[Judged]) -> String {
     let (data, kept) = embed(history, judged);
@@ -160,16 +164,20 @@ fn timeline(history: &History, judged: &[Judged], bins: &Bins) -> String {
 
 /// Faults and breaches as bars, on the charts' axis.
 fn lanes(history: &History, judged: &[Judged], end: Micros) -> String {
-    let mut out = String::from("<figure class=\"chart lanes\"><figcaption><b>Faults</b>");
-    if history.faults.is_empty() {
-        out.push_str(" <span class=unit>none</span>");
-    }
+    let thin = if history.faults.len() > NAMED_MAX { " thin" } else { "" };
+    let mut out = format!("<figure class=\"chart lanes{thin}\"><figcaption><b>Faults</b>");
+    out.push_str(match history.faults.len() {
+        0 => " <span class=unit>none</span>",
+        n if n > NAMED_MAX => " <span class=unit>darker: a region is disabled; the list is below</span>",
+        _ => "",
+    });
     out.push_str("</figcaption>");
     out.push_str(if history.healed.is_some() { "<div class=\"bars healing\">" } else { "<div class=bars>" });
     for judged in judged.iter().filter(|j| j.verdict.is_broken()) {
         out.push_str("<div class=lane>");
-        for breach in judged.verdict.breaches() {
-            out.push_str(&bar("breach", breach.span, end, ("", &judged.name), &breach.detail));
+        for (i, breach) in judged.verdict.breaches().iter().enumerate() {
+            let name = if i == 0 { judged.name.as_str() } else { "" };
+            out.push_str(&bar("breach", breach.span, end, (name, ""), &breach.detail));
         }
         out.push_str("</div>");
     }
@@ -177,7 +185,8 @@ fn lanes(history: &History, judged: &[Judged], end: Micros) -> String {
         out.push_str("<div class=lane>");
         for (number, fault) in lane {
             let name = (number.to_string(), format!(" {}", fault.what));
-            out.push_str(&bar("fault", extent(fault, end), end, (&name.0, &name.1), &fault.what));
+            let class = if fault.disables { "fault off" } else { "fault" };
+            out.push_str(&bar(class, extent(fault, end), end, (&name.0, &name.1), &fault.what));
         }
         out.push_str("</div>");
     }
@@ -193,7 +202,11 @@ fn lanes(history: &History, judged: &[Judged], end: Micros) -> String {
 /// A bar with a name, of which the second part is left out where there is little room.
 fn bar(class: &str, at: (Micros, Micros), end: Micros, name: (&str, &str), title: &str) -> String {
     let (left, right) = (percent(at.0, end), percent(at.1, end));
-    let side = if left > 60.0 && right - left < 20.0 { " before" } else { "" };
+    let side = match () {
+        () if right - left >= 20.0 => " inside",
+        () if left > 60.0 => " before",
+        () => "",
+    };
     format!(
         "<div class=\"bar {class}{side}\" style=\"left:{left:.2}%;width:{:.2}%\" title=\"{}: {}\"><span>{}<span class=long>{}</span></span></div>",
         right - left,
@@ -206,11 +219,13 @@ fn bar(class: &str, at: (Micros, Micros), end: Micros, name: (&str, &str), title
 
 /// Faults that do not get into each other's way, numbered.
 fn assign_lanes(history: &History, end: Micros) -> Vec<Vec<(usize, &FaultSpan)>> {
+    let named = history.faults.len() <= NAMED_MAX;
+    let lanes_max = if named { LANES_MAX } else { THIN_LANES_MAX };
     let mut lanes: Vec<(f64, Vec<(usize, &FaultSpan)>)> = Vec::new();
     for (number, fault) in (1..).zip(by_time(history)) {
         let (from, to) = extent(fault, end);
         let (left, right) = (percent(from, end), percent(to, end));
-        let is_short = right - left < 20.0;
+        let is_short = named && right - left < 20.0;
         // A bar's words need room: to its right, or to its left near the end.
         let room = if is_short && left <= 60.0 { right.max(left + 40.0) } else { right };
         let begins = if is_short && left > 60.0 { left - 40.0 } else { left };
@@ -220,8 +235,8 @@ fn assign_lanes(history: &History, end: Micros) -> Vec<Vec<(usize, &FaultSpan)>>
                 lanes[lane].0 = room;
                 lanes[lane].1.push((number, fault));
             }
-            None if lanes.len() < LANES_MAX => lanes.push((room, vec![(number, fault)])),
-            None => lanes[number % LANES_MAX].1.push((number, fault)),
+            None if lanes.len() < lanes_max => lanes.push((room, vec![(number, fault)])),
+            None => lanes[number % lanes_max].1.push((number, fault)),
         }
     }
     lanes.into_iter().map(|(_, faults)| faults).collect()
@@ -238,11 +253,14 @@ fn extent(fault: &FaultSpan, end: Micros) -> (Micros, Micros) {
 }
 
 fn charts(history: &History, limit: usize, breaches: &[&Breach], bins: &Bins) -> String {
-    let faults = history.faults.iter().map(|f| Band { span: extent(f, bins.end), class: "fault" });
+    let faults = history.faults.iter().map(|f| extent(f, bins.end)).collect();
+    let faults = if history.faults.len() > NAMED_MAX { union(faults) } else { faults };
+    let faults = faults.into_iter().map(|span| Band { span, class: "fault" });
     let broken = breaches.iter().filter(|b| b.limit.is_none_or(|l| l == limit));
     // What is said of the whole run marks no moment.
     let broken = broken.filter(|b| percent(b.span.1, bins.end) - percent(b.span.0, bins.end) < 98.0);
-    let broken = broken.map(|b| Band { span: b.span, class: "breach" });
+    let broken = union(broken.map(|b| b.span).collect());
+    let broken = broken.into_iter().map(|span| Band { span, class: "breach" });
     let bands: Vec<Band> = faults.chain(broken).collect();
     let traffic = Traffic::of(history, limit, bins);
     let mut charts = vec![admitted(history, limit, &traffic, bins)];
@@ -263,6 +281,17 @@ fn charts(history: &History, limit: usize, breaches: &[&Breach], bins: &Bins) ->
         });
     }
     charts.iter().map(|chart| chart.html(bins, &bands)).collect()
+}
+
+/// Many on top of each other would hide what is behind them.
+fn union(mut spans: Vec<(Micros, Micros)>) -> Vec<(Micros, Micros)> {
+    spans.sort_unstable();
+    spans.dedup_by(|next, kept| {
+        let touches = next.0 <= kept.1;
+        kept.1 = if touches { kept.1.max(next.1) } else { kept.1 };
+        touches
+    });
+    spans
 }
 
 fn regions(history: &History, rows: Vec<Vec<f64>>) -> Vec<Row> {
@@ -412,6 +441,9 @@ fn limits(history: &History) -> String {
 }
 
 fn row(history: &History, edition: &Edition) -> String {
+    if edition.is_unlimited() {
+        return format!("<td>{}<td>unlimited<td><td><td><td>", seconds(edition.from));
+    }
     let mode = match edition.mode {
         Mode::Strict => "strict",
         Mode::Approximate => "approximate",

@@ -108,6 +108,9 @@ impl Usage {
         let mut used: Vec<Option<f64>> = vec![None; bins.count];
         whole(watched).each_closing(&admitted(history, limit, None), |_, window| {
             let window = window();
+            if window.cap == Tokens::MAX {
+                return;
+            }
             let bin = &mut used[bins.at(window.closes)];
             *bin = Some(bin.unwrap_or(0.0).max(float(window.used())));
         });
@@ -129,11 +132,11 @@ impl Usage {
     }
 }
 
-/// Rate and cap of a limit at a time.
+/// Rate and cap of a limit at a time; `None`: there is no limit.
 pub(super) fn edition_at(history: &History, limit: usize, at: Micros) -> Option<(f64, f64)> {
     let editions = &history.limits.get(limit)?.editions;
     let edition = editions.iter().rev().find(|edition| edition.from <= at).or(editions.first())?;
-    Some((float_rate(edition.rate), float(edition.cap())))
+    (!edition.is_unlimited()).then(|| (float_rate(edition.rate), float(edition.cap())))
 }
 
 /// How a pool was shared out, as the best informed replica saw it.

@@ -209,6 +209,31 @@ fn what_is_empty_is_drawn_too() {
 }
 
 #[test]
+fn many_faults_are_thin_and_hide_nothing() {
+    let mut history = incident();
+    let fault = history.faults[0].clone();
+    history.faults.extend((0..300).map(|i| FaultSpan { from: ms(i * 100), to: None, ..fault.clone() }));
+    let page = html(&history, &judge(&history));
+    assert!(page.contains("class=\"chart lanes thin\"") && page.contains("<h3>304 faults</h3>"));
+    assert_eq!(page.matches("<rect class=\"fault\"").count() % page.matches("<svg ").count(), 0);
+    assert_eq!(page.matches("<rect class=\"fault\"").count() / page.matches("<svg ").count(), 1, "one band");
+}
+
+#[test]
+fn no_limit_is_drawn_as_none() {
+    let mut history = incident();
+    history.limits[0].editions.push(Edition::unlimited(ms(55_000)));
+    let page = html(&history, &judge(&history));
+    assert!(page.contains("<td>55 s<td>unlimited<td>"));
+    let bins = Bins::of(&history);
+    let usage = Usage::of(&history, 0, &bins);
+    assert!(
+        usage.cap.iter().chain(&usage.used).all(|value| (0.0..=140.0).contains(value)),
+        "no axis goes to the sky"
+    );
+}
+
+#[test]
 fn the_history_can_be_read_out_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let history = nasty();
