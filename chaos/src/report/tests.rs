@@ -1,7 +1,7 @@
 use super::series::{Bins, Shares, Traffic, Usage};
 use super::*;
 use crate::invariants::made_up::*;
-use crate::invariants::{Breach, Verdict, admitted, whole};
+use crate::invariants::{ALL, Breach, Verdict, admitted, whole};
 use crate::oracle::{FaultSpan, LogLevel, LogLine, Mode, Outcome, Request, Run, Sample, Watched};
 
 /// An incident: a region is cut off, and spends its old lease once more when it is back; a store is lost.
@@ -281,9 +281,8 @@ fn a_long_run_is_thinned_and_says_so() {
 fn a_terminal_gets_a_line_for_each_promise() {
     let history = incident();
     let plain = text(&history, &judge(&history), false);
-    assert!(plain.starts_with(
-        "cluster minority-cut-off: 1 of 8 promises BROKEN\n  BROKEN strict-bound       29–29.387 s: "
-    ));
+    let sum = format!("cluster minority-cut-off: 1 of {} promises BROKEN\n", ALL.len());
+    assert!(plain.starts_with(&(sum + "  BROKEN strict-bound       29–29.387 s: ")), "{plain}");
     assert!(plain.ends_with("replay: quorate-chaos cluster --scenario minority-cut-off --seed 17\n"));
     assert!(!plain.contains('\u{1b}'));
     assert!(text(&history, &judge(&history), true).contains("\u{1b}[1;31mBROKEN\u{1b}[0m"));
