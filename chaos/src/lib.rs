@@ -10,5 +10,7 @@
 //! | [`invariants`] | the promises, one file each, each with a made-up history that breaks it |
 //! | [`report`] | a history and its verdicts as one self-contained HTML file |
 
+pub mod invariants;
 pub mod oracle;
+pub mod report;
 pub mod sim;
