@@ -18,6 +18,7 @@ mod watch;
 
 pub use watch::Counts;
 
+use crate::invariants::{ApproximateBound, Invariant, SplitBound, StrictBound, Verdict};
 use crate::oracle;
 use chance::Chance;
 use machine::{Clock, Clocks, Machine, TrueTime, pass};
@@ -32,7 +33,7 @@ use region::Region;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use store::Shelf;
-use watch::{Violation, Watch};
+use watch::Watch;
 
 /// After this all faults have ended.
 const FAULTS: Micros = Micros::seconds(70);
@@ -52,7 +53,7 @@ pub struct Options {
     pub regions: Option<usize>,
     /// With this deliberate bug.
     pub bug: Option<Bug>,
-    /// Keep a history for the oracle and the report.
+    /// Keep a history for the report.
     pub record: bool,
 }
 
@@ -293,8 +294,8 @@ impl World {
     async fn until(&self, at: Micros) -> Option<Broken> {
         while self.time.now() < at {
             pass(Micros::millis(100).min(at - self.time.now())).await;
-            if let Some(Violation { at, what }) = self.watch.violation() {
-                return Some(Broken { at, what });
+            if let Some(broken) = self.watch.broken() {
+                return Some(broken);
             }
             if let Some(what) = self.rafts.fault() {
                 return Some(Broken { at: self.time.now(), what });
@@ -393,10 +394,9 @@ impl World {
         let fingerprint = fingerprint.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, n| {
             (hash ^ n).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
         });
-        let history = self.record.then(|| {
-            history.limits = self.watched();
-            history
-        });
+        history.limits = self.watched();
+        let broken = broken.or_else(|| judged(&history));
+        let history = self.record.then_some(history);
         Ok(Outcome { violation: broken, counts, fingerprint, history, end: self.time.now() })
     }
 
@@ -416,6 +416,18 @@ impl World {
     fn history(&self) -> std::sync::MutexGuard<'_, oracle::History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What clients saw must keep the promises too. (What is available and when, the simulation knows better by itself.)
+fn judged(history: &oracle::History) -> Option<Broken> {
+    let safety: [&dyn Invariant; 3] = [&StrictBound, &ApproximateBound, &SplitBound];
+    safety.into_iter().find_map(|invariant| match invariant.check(history) {
+        Verdict::Broken { breaches } => {
+            let worst = breaches.first()?;
+            Some(Broken { at: worst.span.1, what: format!("{}: {}", invariant.name(), worst.detail) })
+        }
+        Verdict::Held { .. } | Verdict::NotApplicable { .. } => None,
+    })
 }
 
 /// What a region could spend of a bucket at this instant.

@@ -11,6 +11,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// A store that has lost its data starts with empty buckets: so long at least it has less than its reserve.
+const EMPTY: Micros = Micros::seconds(10);
+
+/// What a fault does to the regions that it touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// Nothing that callers must notice.
+    None,
+    /// Requests fail, or the reserve is out of use.
+    Disables,
+    /// A quorum may be out of reach.
+    Isolates,
+}
+
 impl World {
     /// Breaks one thing after the other, until the time is over.
     pub(super) async fn break_things(self: Arc<Self>) {
@@ -56,17 +70,17 @@ impl World {
             7 | 8 => {
                 let time = self.chance.time(Micros::millis(10), Micros::seconds(20));
                 self.regions[a].machine.pause(time);
-                self.note(time, &[a], format!("r{a}'s daemon stands still"));
+                self.note(time, &[a], Effect::Disables, format!("r{a}'s daemon stands still"));
             }
             9 | 10 => self.crash(a, long),
             11 => self.restart(a),
             12 | 13 => {
                 self.regions[a].shelf.lose_data();
-                self.note(Micros::ZERO, &[a], format!("r{a}'s store loses its data"));
+                self.note(EMPTY, &[a], Effect::Disables, format!("r{a}'s store loses its data"));
             }
             14 => {
                 self.regions[a].shelf.roll_back();
-                self.note(Micros::ZERO, &[a], format!("r{a}'s store goes back to an older state"));
+                self.note(EMPTY, &[a], Effect::Disables, format!("r{a}'s store goes back to an older state"));
             }
             15 => self.take_down(a, long.min(Micros::seconds(8))),
             16 => self.slow_store(a, long),
@@ -74,8 +88,9 @@ impl World {
                 let by = Micros::seconds(self.chance.int(-7_200, 7_200));
                 self.regions[a].shelf.step_clock(by);
                 self.note(
-                    Micros::ZERO,
+                    EMPTY,
                     &[a],
+                    Effect::Disables,
                     format!("r{a}'s store's clock is set by {} s", by.0 / 1_000_000),
                 );
             }
@@ -84,11 +99,16 @@ impl World {
                 let by = Micros::seconds(self.chance.int(-7_200, 7_200));
                 let now = self.time.now();
                 self.regions[a].machine.clocks().wall.step(now, by);
-                self.note(Micros::ZERO, &[a], format!("r{a}'s wall clock is set by {} s", by.0 / 1_000_000));
+                self.note(
+                    Micros::ZERO,
+                    &[a],
+                    Effect::None,
+                    format!("r{a}'s wall clock is set by {} s", by.0 / 1_000_000),
+                );
             }
             20 | 21 => {
                 self.rafts.stand(a);
-                self.note(Micros::ZERO, &[a], format!("r{a} stands for election"));
+                self.note(Micros::ZERO, &[a], Effect::None, format!("r{a} stands for election"));
             }
             22..25 => self.change_policies(a),
             _ => self.regions[a].shelf.save(),
@@ -128,7 +148,7 @@ impl World {
         let mut touched: Vec<usize> = lines.iter().flat_map(|(a, b)| [*a, *b]).collect();
         touched.sort_unstable();
         touched.dedup();
-        self.note(time, &touched, what.to_owned());
+        self.note(time, &touched, Effect::Isolates, what.to_owned());
         let (world, lines) = (Arc::clone(self), lines.to_vec());
         tokio::spawn(async move {
             pass(time).await;
@@ -140,7 +160,7 @@ impl World {
 
     fn crash(self: &Arc<Self>, a: usize, time: Micros) {
         self.regions[a].crash(&self.rafts);
-        self.note(time, &[a], format!("r{a}'s daemon crashes"));
+        self.note(time, &[a], Effect::Disables, format!("r{a}'s daemon crashes"));
         let world = Arc::clone(self);
         tokio::spawn(async move {
             pass(time).await;
@@ -150,7 +170,7 @@ impl World {
 
     fn restart(self: &Arc<Self>, a: usize) {
         let world = Arc::clone(self);
-        self.note(Micros::seconds(3), &[a], format!("r{a}'s daemon is restarted"));
+        self.note(Micros::seconds(3), &[a], Effect::Disables, format!("r{a}'s daemon is restarted"));
         tokio::spawn(async move {
             world.regions[a].drain(&world.rafts).await;
             world.regions[a].start(&world.rafts);
@@ -159,7 +179,7 @@ impl World {
 
     fn take_down(self: &Arc<Self>, a: usize, time: Micros) {
         self.regions[a].shelf.set_up(false);
-        self.note(time, &[a], format!("r{a}'s store is down"));
+        self.note(time, &[a], Effect::Disables, format!("r{a}'s store is down"));
         let world = Arc::clone(self);
         tokio::spawn(async move {
             pass(time).await;
@@ -172,7 +192,7 @@ impl World {
         let lossy = self.chance.pick(&[0, 5, 30]);
         self.regions[a].shelf.set_slow(slow, lossy);
         let what = format!("r{a}'s store takes up to {} ms each way, {lossy}% lost", slow.0 / 1_000);
-        self.note(time, &[a], what);
+        self.note(time, &[a], Effect::Disables, what);
         let world = Arc::clone(self);
         tokio::spawn(async move {
             pass(time).await;
@@ -194,7 +214,7 @@ impl World {
                 region.shelf.bend_clock(-drift);
             }
         }
-        self.note(Micros::ZERO, &[a], format!("r{a}'s clocks change their speed"));
+        self.note(Micros::ZERO, &[a], Effect::None, format!("r{a}'s clocks change their speed"));
     }
 
     fn change_policies(self: &Arc<Self>, a: usize) {
@@ -204,7 +224,7 @@ impl World {
         if !region.is_up() {
             return;
         }
-        self.note(Micros::ZERO, &[a], "policies change".to_owned());
+        self.note(Micros::ZERO, &[a], Effect::None, "policies change".to_owned());
         let log = self.rafts.log(a);
         tokio::spawn(async move {
             let ops = vec![Op::SetPolicies(SetPolicies { expected, policies: next })];
@@ -230,7 +250,7 @@ impl World {
     }
 
     /// For the report.
-    fn note(&self, time: Micros, regions: &[usize], what: String) {
+    fn note(&self, time: Micros, regions: &[usize], effect: Effect, what: String) {
         if !self.record {
             return;
         }
@@ -241,8 +261,8 @@ impl World {
             to: Some(to),
             what,
             regions: regions.to_vec(),
-            disables: true,
-            isolates: false,
+            disables: effect == Effect::Disables,
+            isolates: effect == Effect::Isolates,
         });
     }
 }

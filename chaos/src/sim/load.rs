@@ -135,9 +135,6 @@ impl World {
             let sent = world.time.now();
             let target = &world.targets[at];
             let answer = world.regions[region].check(&target.policy, &target.value, cost).await;
-            if !world.record {
-                return;
-            }
             let answered = match answer {
                 Some(_) => world.time.now(),
                 None => sent + Micros::from_duration(PATIENCE),

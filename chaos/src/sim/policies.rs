@@ -3,7 +3,7 @@
 use super::World;
 use super::chance::Chance;
 use super::region::DOMAIN;
-use crate::oracle::{Edition, Mode as Watching, Watched};
+use crate::oracle::Watched;
 use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::guarantee::Guarantee;
 use quorate::quota::matching::bucket_id;
@@ -152,29 +152,10 @@ impl World {
 
     /// What was promised, for the oracle.
     pub(super) fn watched(&self) -> Vec<Watched> {
-        let all = self.watch.terms();
-        let policies = self.committed();
-        let mode = |name: &str| {
-            let policy = policies.iter().find(|p| &*p.name == name);
-            policy.map_or(Watching::Strict, |p| match p.mode {
-                Mode::Strict => Watching::Strict,
-                Mode::Approximate { .. } => Watching::Approximate,
-                Mode::Split => Watching::Split,
-            })
-        };
-        self.targets
-            .iter()
-            .map(|target| {
-                let terms = all.get(&target.policy).cloned().unwrap_or_default();
-                let editions = terms.editions.iter().map(|(from, rate, burst)| Edition {
-                    from: *from,
-                    mode: mode(&target.policy),
-                    rate: *rate,
-                    burst: *burst,
-                    ..Edition::default()
-                });
-                Watched { name: format!("{} {}", target.policy, target.value), editions: editions.collect() }
-            })
-            .collect()
+        let watched = self.targets.iter().map(|target| Watched {
+            name: format!("{} {}", target.policy, target.value),
+            editions: self.watch.editions(&target.policy),
+        });
+        watched.collect()
     }
 }

@@ -5,6 +5,8 @@
 //! - S2: ... nor would it if every region spent what it has at this instant;
 //! - S4: the pool's own books balance.
 
+use super::Broken;
+use crate::oracle::Edition;
 use quorate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
 use quorate::quota::policy::{BucketId, Part};
 use quorate::quota::pool::{Entry, Pool};
@@ -14,30 +16,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Until every region has learnt that a change is through, and a longest lease has passed.
 const NARROW_AFTER: Micros = Micros::seconds(100);
 
-/// A promise that was broken.
-#[derive(Clone, Debug)]
-pub struct Violation {
-    /// When, in true time.
-    pub at: Micros,
-    /// What.
-    pub what: String,
-}
+/// Until every region has learnt that a change is through, if it can.
+const LEARNT_AFTER: Micros = Micros::seconds(5);
 
 /// What a policy promises, as the committed entries say.
 #[derive(Clone, Debug, Default)]
-pub struct Terms {
-    /// Rate and burst (with overshoot) of every edition that may be in force, and since when (true time).
-    pub editions: Vec<(Micros, Rate, Tokens)>,
+struct Terms {
+    /// Rate and burst (with overshoot) of every edition that may be in force.
+    editions: Vec<(Rate, Tokens)>,
     settled_since: Option<Micros>,
+    /// For the oracle: everything that was promised so far.
+    told: Vec<Edition>,
 }
 
 impl Terms {
     fn rate(&self) -> Rate {
-        self.editions.iter().map(|(_, rate, _)| *rate).max().unwrap_or_default()
+        self.editions.iter().map(|(rate, _)| *rate).max().unwrap_or_default()
     }
 
     fn burst(&self) -> Tokens {
-        self.editions.iter().map(|(.., burst)| *burst).max().unwrap_or_default()
+        self.editions.iter().map(|(_, burst)| *burst).max().unwrap_or_default()
     }
 }
 
@@ -77,7 +75,7 @@ struct Inner {
     spent: BTreeMap<BucketId, Tokens>,
     /// The longest lease that was ever lent under these policies.
     lease_max: Micros,
-    violation: Option<Violation>,
+    broken: Option<Broken>,
     counts: Counts,
 }
 
@@ -118,7 +116,7 @@ impl Watch {
             buckets: meters.collect(),
             spent: BTreeMap::new(),
             lease_max: Micros::ZERO,
-            violation: None,
+            broken: None,
             counts: Counts::default(),
         };
         inner.read_terms(Micros::ZERO, Micros::ZERO);
@@ -164,6 +162,7 @@ impl Watch {
     pub fn look(&self, now: Micros, spendable: impl Fn(BucketId) -> Vec<Tokens>) {
         let mut inner = self.inner();
         inner.narrow(now);
+        inner.tell_settled(now);
         if let Err((bucket, breach)) = inner.pool.check() {
             let what = format!("S4: the books of {bucket} do not balance: {breach:?}");
             inner.break_promise(now, what);
@@ -190,16 +189,16 @@ impl Watch {
         }
     }
 
-    /// What is promised now: for each policy all editions that may be in force.
+    /// What was promised of a policy, from the beginning.
     #[must_use]
-    pub fn terms(&self) -> BTreeMap<String, Terms> {
-        self.inner().by_policy.clone()
+    pub fn editions(&self, policy: &str) -> Vec<Edition> {
+        self.inner().by_policy.get(policy).map(|terms| terms.told.clone()).unwrap_or_default()
     }
 
     /// The first promise that was broken.
     #[must_use]
-    pub fn violation(&self) -> Option<Violation> {
-        self.inner().violation.clone()
+    pub fn broken(&self) -> Option<Broken> {
+        self.inner().broken.clone()
     }
 
     /// The longest lease that was ever lent.
@@ -241,19 +240,28 @@ impl Watch {
 impl Inner {
     /// In force from the stamp on: meters drain at the new rate from there.
     fn read_terms(&mut self, now: Micros, stamped: Micros) {
-        let mut newest: BTreeMap<String, (Rate, Tokens)> = BTreeMap::new();
+        let mut newest: BTreeMap<String, (Rate, Tokens, Edition)> = BTreeMap::new();
         for view in self.pool.policies() {
             self.lease_max = self.lease_max.max(view.cut.map_or(Micros::ZERO, |cut| cut.lease));
-            let bound =
-                view.cut.map_or((Rate::MAX, Tokens::MAX), |cut| (cut.rate, cut.burst + cut.overshoot()));
-            newest.insert(view.policy.name.to_string(), bound);
+            let promised = match view.cut {
+                Some(cut) => {
+                    (cut.rate, cut.burst + cut.overshoot(), Edition::of(stamped, view.policy.mode, cut))
+                }
+                None => (Rate::MAX, Tokens::MAX, Edition::unlimited(stamped)),
+            };
+            newest.insert(view.policy.name.to_string(), promised);
         }
         let known: Vec<String> = self.by_policy.keys().chain(newest.keys()).cloned().collect();
         for name in known {
-            // A policy that was removed allows nothing more.
-            let (rate, burst) = newest.get(&name).copied().unwrap_or_default();
+            // What a policy matched that was removed is let through from then on, and costs nothing here.
+            let gone = || (Rate::ZERO, Tokens::ZERO, Edition::unlimited(stamped));
+            let (rate, burst, edition) = newest.get(&name).cloned().unwrap_or_else(gone);
             let terms = self.by_policy.entry(name.clone()).or_default();
-            if terms.editions.last().is_some_and(|last| (last.1, last.2) == (rate, burst)) {
+            terms.told.push(match terms.told.last() {
+                Some(last) => last.changing_to(stamped, &edition),
+                None => edition,
+            });
+            if terms.editions.last() == Some(&(rate, burst)) {
                 continue;
             }
             let before = terms.rate();
@@ -261,8 +269,23 @@ impl Inner {
                 meter.drain(before, now);
                 meter.drain_for((rate - before).or_zero(), now - stamped);
             }
-            terms.editions.push((stamped, rate, burst));
+            terms.editions.push((rate, burst));
             terms.settled_since = None;
+        }
+    }
+
+    /// A change is through: from soon on its edition counts alone.
+    fn tell_settled(&mut self, now: Micros) {
+        if !self.pool.settled() {
+            return;
+        }
+        for (name, terms) in
+            self.by_policy.iter_mut().filter(|(_, t)| t.told.last().is_some_and(|e| e.changing))
+        {
+            let from = now + LEARNT_AFTER;
+            let view = self.pool.policies().find(|view| *view.policy.name == **name);
+            let cut = view.and_then(|view| Some((view.policy.mode, view.cut?)));
+            terms.told.push(cut.map_or(Edition::unlimited(from), |(mode, cut)| Edition::of(from, mode, cut)));
         }
     }
 
@@ -288,7 +311,7 @@ impl Inner {
     }
 
     fn break_promise(&mut self, at: Micros, what: String) {
-        self.violation.get_or_insert(Violation { at, what });
+        self.broken.get_or_insert(Broken { at, what });
     }
 }
 
