@@ -6,6 +6,7 @@
 
 pub mod campaign;
 mod chance;
+pub mod command;
 mod faults;
 mod load;
 mod machine;
@@ -18,7 +19,7 @@ mod watch;
 
 pub use watch::Counts;
 
-use crate::invariants::{ApproximateBound, Invariant, SplitBound, StrictBound, Verdict};
+use crate::invariants::{ApproximateBound, Breach, Invariant, Judged, SplitBound, StrictBound, Verdict};
 use crate::oracle;
 use chance::Chance;
 use machine::{Clock, Clocks, Machine, TrueTime, pass};
@@ -418,10 +419,24 @@ impl World {
     }
 }
 
-/// What clients saw must keep the promises too. (What is available and when, the simulation knows better by itself.)
+/// The promises that clients of a simulation judge; what is available and when, the simulation knows better by itself.
+pub(crate) const JUDGED: [&dyn Invariant; 3] = [&StrictBound, &ApproximateBound, &SplitBound];
+
+impl Broken {
+    /// For the report.
+    fn judged(self) -> Judged {
+        let breach = Breach { detail: self.what, span: (self.at, self.at), limit: None, region: None };
+        Judged {
+            name: "simulation".into(),
+            promise: "At every instant no more is spent, nor could be, than is promised; and once healed, all of it is.".into(),
+            verdict: Verdict::Broken { breaches: vec![breach] },
+        }
+    }
+}
+
+/// What clients saw must keep the promises too.
 fn judged(history: &oracle::History) -> Option<Broken> {
-    let safety: [&dyn Invariant; 3] = [&StrictBound, &ApproximateBound, &SplitBound];
-    safety.into_iter().find_map(|invariant| match invariant.check(history) {
+    JUDGED.into_iter().find_map(|invariant| match invariant.check(history) {
         Verdict::Broken { breaches } => {
             let worst = breaches.first()?;
             Some(Broken { at: worst.span.1, what: format!("{}: {}", invariant.name(), worst.detail) })

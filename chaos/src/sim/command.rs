@@ -1,0 +1,210 @@
+//! `quorate-chaos sim` and `quorate-chaos bugs`: seeds, progress, the line that replays, the report.
+
+use super::campaign::{Summary, campaign};
+use super::{Options, Outcome, run};
+use crate::{invariants, report};
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use quorate::bugs::Bug;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The daemon's own code in simulated time, over many seeds.
+#[derive(Debug, clap::Args)]
+pub struct Sim {
+    /// Run these seeds: `1..5000`, both ends included.
+    #[arg(long, value_parser = seeds, default_value = "1..500", conflicts_with = "seed")]
+    seeds: RangeInclusive<u64>,
+    /// Run this one seed, say all that was done to the cluster, and judge every promise.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// So many regions (2 to 9); otherwise each seed has its own number.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(2..=9))]
+    regions: Option<u8>,
+    /// Plant this deliberate bug, which must be caught.
+    #[arg(long)]
+    bug: Option<Bug>,
+    /// So many seeds at a time; as many as there are cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Go on after a broken promise.
+    #[arg(long)]
+    keep_going: bool,
+    /// Write a page about the run (of one seed; of many: about the first that breaks a promise).
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+}
+
+/// Plants every deliberate bug in turn, and says which seed catches it.
+#[derive(Debug, clap::Args)]
+pub struct Bugs {
+    /// Look in these seeds.
+    #[arg(long, value_parser = seeds, default_value = "1..400")]
+    seeds: RangeInclusive<u64>,
+    /// So many seeds at a time; as many as there are cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Only these bugs.
+    bugs: Vec<Bug>,
+}
+
+/// Runs it: 0 if every promise was kept, 1 if not.
+///
+/// # Errors
+/// If the simulation or the report cannot be made.
+pub fn sim(args: &Sim) -> anyhow::Result<ExitCode> {
+    match args.seed {
+        Some(seed) => one(args, seed),
+        None => many(args),
+    }
+}
+
+/// Runs it: 0 if every bug was caught, 1 if not.
+///
+/// # Errors
+/// If a simulation cannot run.
+pub fn bugs(args: &Bugs) -> anyhow::Result<ExitCode> {
+    let all = if args.bugs.is_empty() { Bug::ALL } else { &args.bugs };
+    let mut missed = 0;
+    for bug in all {
+        let options = Options { bug: Some(*bug), ..Options::default() };
+        let summary = campaign(args.seeds.clone(), options, cores(args.threads), true, |_, _| ())?;
+        match summary.broken.first() {
+            Some((seed, broken)) => println!("{bug:<28} seed {seed:<6} {}", first_line(&broken.what)),
+            None => {
+                missed += 1;
+                println!("{bug:<28} NOT CAUGHT in {} seeds", summary.seeds);
+            }
+        }
+    }
+    Ok(ExitCode::from(u8::from(missed > 0)))
+}
+
+fn many(args: &Sim) -> anyhow::Result<ExitCode> {
+    let bar = progress(args.seeds.end() - args.seeds.start() + 1);
+    let tell = |seed: u64, outcome: &Outcome| {
+        bar.inc(1);
+        if let Some(broken) = &outcome.violation {
+            let at = report_time(broken.at.0);
+            bar.suspend(|| {
+                println!("seed {seed}: at {at}: {}\n  replay: {}", broken.what, replay(args, seed))
+            });
+        }
+    };
+    let summary = campaign(args.seeds.clone(), options(args), cores(args.threads), !args.keep_going, tell)?;
+    bar.finish_and_clear();
+    println!("{}", sum_up(&summary));
+    if let (Some(page), Some((seed, _))) = (&args.report, summary.broken.first()) {
+        write_report(args, *seed, page)?;
+    }
+    Ok(ExitCode::from(u8::from(!summary.broken.is_empty())))
+}
+
+fn one(args: &Sim, seed: u64) -> anyhow::Result<ExitCode> {
+    let outcome = run(seed, Options { record: true, ..options(args) })?;
+    let history = outcome.history.as_ref().context("no history was kept")?;
+    for fault in &history.faults {
+        let to = fault.to.map_or(String::new(), |to| format!(" to {}", report_time(to.0)));
+        println!("{}{to}: {}", report_time(fault.from.0), fault.what);
+    }
+    println!("{:?}, fingerprint {:016x}", outcome.counts, outcome.fingerprint);
+    match &outcome.violation {
+        Some(broken) => {
+            println!(
+                "BROKEN at {}: {}\n  replay: {}",
+                report_time(broken.at.0),
+                broken.what,
+                replay(args, seed)
+            );
+        }
+        None => println!("every promise was kept"),
+    }
+    if let Some(page) = &args.report {
+        write_report(args, seed, page)?;
+    }
+    Ok(ExitCode::from(u8::from(outcome.violation.is_some())))
+}
+
+fn write_report(args: &Sim, seed: u64, page: &Path) -> anyhow::Result<()> {
+    let outcome = run(seed, Options { record: true, ..options(args) })?;
+    let history = outcome.history.context("no history was kept")?;
+    let mut judged = invariants::judge_by(&super::JUDGED, &history);
+    judged.extend(outcome.violation.map(|broken| broken.judged()));
+    report::write(&history, &judged, page)?;
+    println!("report: {}", page.display());
+    Ok(())
+}
+
+fn options(args: &Sim) -> Options {
+    Options { regions: args.regions.map(usize::from), bug: args.bug, record: false }
+}
+
+/// The command that runs one seed of these once more.
+fn replay(args: &Sim, seed: u64) -> String {
+    let regions = args.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
+    let bug = args.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
+    format!("quorate-chaos sim --seed {seed}{regions}{bug}")
+}
+
+fn sum_up(summary: &Summary) -> String {
+    let counts = &summary.counts;
+    format!(
+        "{} seeds, {:.1} hours simulated: {} entries committed ({} refused), {} records of leases, {} changes of policies or members; {}",
+        summary.seeds,
+        summary.simulated.0 as f64 / 3.6e9,
+        counts.commits,
+        counts.refused,
+        counts.records,
+        counts.changes,
+        match summary.broken.len() {
+            0 => "every promise was kept".to_owned(),
+            n => format!("{n} seeds BROKE A PROMISE"),
+        }
+    )
+}
+
+fn progress(seeds: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(seeds), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{pos}/{len} seeds {wide_bar} {per_sec}, {eta} to go") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn cores(threads: Option<usize>) -> usize {
+    threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+fn report_time(micros: i64) -> String {
+    format!("{}.{:03} s", micros / 1_000_000, micros % 1_000_000 / 1_000)
+}
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    line.chars().take(100).collect()
+}
+
+fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let wrong = || format!("`{text}` is not a range of seeds like 1..5000");
+    let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+    let number = |text: &str| text.trim_start_matches('=').parse::<u64>().map_err(|_| wrong());
+    let range = number(from)?..=number(to)?;
+    if range.is_empty() { Err(wrong()) } else { Ok(range) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_seeds_are_read() {
+        assert_eq!(seeds("1..5000"), Ok(1..=5000));
+        assert_eq!(seeds("7..=7"), Ok(7..=7));
+        for wrong in ["", "5", "5..", "9..3", "a..b"] {
+            assert!(seeds(wrong).is_err_and(|why| why.contains("1..5000")), "{wrong}");
+        }
+    }
+}
