@@ -43,7 +43,6 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let (now, generation) = (self.store.now(), self.store.generation());
         let age = (clock::now() - self.raft.applied_at().at).or_zero();
         let tau = pool.tau() + age.discount(DRIFT_PPM);
-        let regions = pool.regions();
         let policies = pool
             .policies()
             .map(|view| {
@@ -55,7 +54,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                     unseen = None;
                 }
                 let policy = view.policy.clone();
-                ActivePolicy::new(view.id, policy, regions, part, unseen, &self.core.metrics)
+                ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics)
             })
             .collect();
         for gone in before.policies().filter(|p| pool.policies().all(|view| view.id != p.id)) {
