@@ -153,6 +153,14 @@ impl Members {
         }
     }
 
+    /// A mistake, for tests: a region forgets that it has had former lives.
+    #[cfg(test)]
+    pub(super) fn forget_epoch(&mut self, id: RegionId) {
+        if let Some(seat) = self.seat_mut(id) {
+            seat.epoch = (0, 0);
+        }
+    }
+
     /// Those that were leaving, and whose last version has settled, are out.
     pub(super) fn complete(&mut self, settled: u64) -> Vec<RegionId> {
         let mut out = Vec::new();

@@ -244,3 +244,32 @@ fn weights_count_among_those_who_are_in() {
     assert_eq!([A, B, C].map(|region| usable(&pool, region).1), [30, 0, 30]);
     assert_eq!(pool.tau(), Micros::seconds(20) + Micros::millis(2));
 }
+
+/// A region that is back holds `held` of the pool when an ask of its former life arrives late. Does the pool still count it?
+fn counts_what_is_held_after_a_late_ask(epoch_starts_over: bool) -> bool {
+    let mut pool = cluster(vec![limit(100, 100, 0)]);
+    let former = asked(&pool, ask(B, 1));
+    apply(&mut pool, 1, former);
+    let gives_all_up = Ask { demand: Rate::ZERO, want: Tokens::ZERO, ..ask(B, 9) };
+    let late = asked(&pool, gives_all_up);
+    let op = remove(&pool, B, true);
+    changed(&mut pool, op);
+    changed(&mut pool, add("r1", 2));
+    if epoch_starts_over {
+        pool.members.forget_epoch(B);
+    }
+    let previous = pool.epoch(B).0;
+    apply(&mut pool, 1, vec![Op::Join(Join { region: B, previous, nonce: 8 })]);
+    let asks = asked(&pool, Ask { epoch: pool.epoch(B).0, ..ask(B, 2) });
+    assert_eq!(apply(&mut pool, 1, asks).records, [(B, BUCKET)]);
+    let held = pool.record(BUCKET, B).unwrap().offer_burst;
+    assert!(held.is_positive());
+    apply(&mut pool, 1, late);
+    pool.record(BUCKET, B).unwrap().liable().1 >= held
+}
+
+#[test]
+fn an_epoch_that_started_over_would_lend_twice() {
+    assert!(counts_what_is_held_after_a_late_ask(false));
+    assert!(!counts_what_is_held_after_a_late_ask(true), "this test cannot fail");
+}
