@@ -245,6 +245,17 @@ impl Pool {
         self.policies.slot(policy)?.unseen_part(region, self.tau)
     }
 
+    /// Will this region have a part of a limit once changes that are under way have settled, and has it none yet?
+    #[must_use]
+    pub fn usable_later(&self, region: RegionId) -> bool {
+        let none = |part: Option<&Part>| part.is_none_or(|part| *part == Part::default());
+        let later = |view: PolicyView<'_>| {
+            let part = view.cut.and_then(|cut| cut.parts.get(usize::from(region.0)));
+            !none(part) && none(self.usable(view.id, region).as_ref())
+        };
+        !self.settled() && self.policies().any(later)
+    }
+
     /// Regions that have not acknowledged this version of the policies.
     pub fn unacked(&self, version: u64) -> impl Iterator<Item = RegionId> {
         self.policies.unacked(version)
