@@ -4,6 +4,7 @@ pub mod check;
 pub mod client;
 pub mod dev;
 pub mod policies;
+pub mod region;
 pub mod serve;
 pub mod status;
 pub mod validate;
@@ -37,6 +38,8 @@ pub enum Command {
     Validate(validate::Args),
     /// Show or change the policies of a running cluster
     Policies(policies::Args),
+    /// Show or change which regions are in the cluster, and which of them vote
+    Region(region::Args),
     /// Show a region's view of the cluster
     Status(status::Args),
 }

@@ -13,6 +13,7 @@ pub mod yaml;
 
 pub use decode::Wrong;
 pub use fault::{ConfigError, Fault, Faults, Mark};
+pub use region::peer;
 
 use crate::quota::policy::RegionName;
 use std::collections::BTreeSet;

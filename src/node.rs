@@ -2,13 +2,16 @@
 
 mod admin;
 mod files;
+mod regions;
+mod waiting;
 
 use crate::config::{Config, StoreConfig, Unmatched};
 use crate::limiter::active::Active;
 use crate::limiter::{Core, Limiter};
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Mode, Policy};
-use crate::raft::{self, Raft, RaftConfig, RaftError};
+use crate::quota::pool::Standing;
+use crate::raft::{self, Raft, RaftConfig, RaftError, RaftStatus};
 use crate::reconcile::{Progress, Reconcile};
 use crate::server::listen::bind;
 use crate::server::{self, Listeners, Server, ServerError};
@@ -72,13 +75,15 @@ struct Inner {
 
 impl Node {
     /// Starts a region on the current runtime (callers get worker threads of their own). It listens when this returns,
-    /// and answers callers once it is able to, or after two seconds: see [`Self::not_ready`]. `first_policies` count if the cluster has none yet.
+    /// and answers callers once it is able to, or after two seconds: see [`Self::not_ready`]. A region whose data directory is
+    /// empty and that is not in the cluster waits here until an operator has added it. `first_policies` count if the cluster has none yet.
     ///
     /// # Errors
     /// See [`NodeError`].
     pub async fn start(config: Config, first_policies: Vec<Policy>) -> Result<Self, NodeError> {
-        let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
         let (peer, admin) = (bind(config.listen.peer)?, bind(config.listen.admin)?);
+        waiting::for_seat(&raft_config(&config), &admin).await?;
+        let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
         let metrics = Arc::new(Metrics::new(&config.region));
         let unmatched_allowed = config.unmatched == Unmatched::Allow;
         let raft = Raft::start(raft_config(&config), first_policies).await?;
@@ -185,6 +190,10 @@ impl Inner {
         if let Some(fault) = &status.fault {
             why.push(format!("raft: {fault}"));
         }
+        if let Some(gone) = self.standing(&status) {
+            why.push(gone);
+            return why;
+        }
         let progress = self.progress.borrow().clone();
         if progress.policies == 0 {
             why.push(
@@ -206,6 +215,25 @@ impl Inner {
             why.push(format!("store: {evicts}; strict policies need a Redis that never evicts"));
         }
         why
+    }
+}
+
+impl Inner {
+    /// Why the region is no full member of the cluster, if it is not one any more.
+    fn standing(&self, status: &RaftStatus) -> Option<String> {
+        let region = &self.config.region;
+        let pool = self.raft.pool();
+        let pool = pool.read();
+        let member = pool.region(region).and_then(|id| pool.member(id));
+        let mine = member.as_ref().is_some_and(|member| member.node == status.id);
+        let gone = member.as_ref().is_some_and(|m| m.node > status.id || mine && m.standing == Standing::Out);
+        if gone || status.removed {
+            return Some(format!(
+                "raft: region `{region}` has been removed from the cluster; stop this daemon (to come back: empty its data_dir, `quorate region add {region} --url URL`, start it)"
+            ));
+        }
+        let leaves = mine && member.is_some_and(|m| matches!(m.standing, Standing::Leaving { .. }));
+        leaves.then(|| format!("raft: region `{region}` is leaving the cluster"))
     }
 }
 

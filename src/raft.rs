@@ -4,10 +4,12 @@ mod changes;
 mod data_dir;
 mod log;
 mod machine;
+mod members;
 mod network;
 mod node;
 mod propose;
 mod replica;
+mod seat;
 mod snapshot;
 mod timing;
 mod types;
@@ -21,8 +23,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use changes::{ChangeFeed, Changes};
+pub use members::VOTERS_MAX;
 pub use replica::Replica;
+pub use seat::find as find_seat;
 
+use network::wire::{MemberChange, MemberFault};
 use node::Node;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{Instant as _, ServerState};
@@ -89,7 +94,7 @@ pub enum RaftError {
     },
     /// The data directory is empty, and a peer knows this region with data.
     #[error(
-        "data_dir {}: it is empty, but `{peer}` has met this region with data; restore the directory (a region that lost its log may not vote again under the same name; if the cluster never held anything, empty the data_dir of every region)",
+        "data_dir {}: it is empty, but `{peer}` has met this region with data; restore the directory, or let the region come back as another node with `quorate region remove NAME --presume-dead` and `quorate region add NAME` (one that lost its log may not vote again as it was; if the cluster never held anything, empty the data_dir of every region)",
         path.display()
     )]
     DataLost {
@@ -222,6 +227,10 @@ pub struct RaftStatus {
     pub since_quorum_ack: Option<Duration>,
     /// The other regions, by name.
     pub peers: Vec<PeerStatus>,
+    /// Who follows the log, this region included, by node id.
+    pub members: Vec<MemberStatus>,
+    /// Peers say that this region has been removed from the cluster.
+    pub removed: bool,
     /// Why it has stopped, if it has.
     pub fault: Option<String>,
 }
@@ -241,6 +250,43 @@ pub struct PeerStatus {
     pub rtt: Option<Duration>,
     /// Leader only: index of the last entry known to be in its log.
     pub matched: Option<u64>,
+}
+
+/// A member of the Raft group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberStatus {
+    /// Its node id.
+    pub node: u64,
+    /// Its region.
+    pub region: RegionName,
+    /// Its peer URL, as it was given when it came.
+    pub url: String,
+    /// Does it vote?
+    pub voter: bool,
+}
+
+/// Why a change of members was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemberError {
+    /// It cannot be, and why.
+    #[error("{0}")]
+    Refused(String),
+    /// Not now: ask again.
+    #[error("{0}; try again")]
+    NotNow(String),
+    /// It may have happened, or may yet.
+    #[error("the outcome is not known: {0}")]
+    Unknown(String),
+}
+
+impl From<MemberFault> for MemberError {
+    fn from(fault: MemberFault) -> Self {
+        match fault {
+            MemberFault::Refused(why) => Self::Refused(why),
+            MemberFault::NotNow(why) => Self::NotNow(why),
+            MemberFault::Unknown(why) => Self::Unknown(why),
+        }
+    }
 }
 
 /// One region's part in the cluster. Cheap to clone; all clones are the same node, which goes on until
@@ -327,11 +373,65 @@ impl Raft {
         else {
             return refuse(format!("`{to}` is not a voter of this cluster"));
         };
-        self.node.raft.trigger().transfer_leader(id).await.map_err(|e| RaftError::Transfer(e.to_string()))?;
-        let patience = self.node.client.timing.election_max() * 2;
-        let seen = self.node.raft.wait(Some(patience)).current_leader(id, "leadership handed over").await;
-        seen.map(drop)
-            .or_else(|_| refuse(format!("`{to}` did not take over in time; this region may lead again")))
+        self.node.transfer_leader(id).await
+    }
+
+    /// This region's node id.
+    #[must_use]
+    pub fn node_id(&self) -> u64 {
+        self.node.client.peers.me.node_id
+    }
+
+    /// A node follows the log from now on, without a vote. Each of these changes is made by the leader, which may be in another
+    /// region, and changes nothing where it has been made already.
+    ///
+    /// # Errors
+    /// See [`MemberError`].
+    pub async fn add_learner(
+        &self,
+        node: u64,
+        region: &RegionName,
+        url: &str,
+        deadline: Instant,
+    ) -> Result<(), MemberError> {
+        let (region, url) = (region.clone(), url.to_owned());
+        self.change(MemberChange::Learn { node, region, url }, deadline).await
+    }
+
+    /// A learner that has caught up gets a vote.
+    ///
+    /// # Errors
+    /// See [`MemberError`]: refused if five vote already, or if it would lose quorum.
+    pub async fn promote(&self, node: u64, deadline: Instant) -> Result<(), MemberError> {
+        self.change(MemberChange::Promote { node }, deadline).await
+    }
+
+    /// A voter becomes a learner.
+    ///
+    /// # Errors
+    /// See [`MemberError`]: refused if it would lose quorum.
+    pub async fn demote(&self, node: u64, deadline: Instant) -> Result<(), MemberError> {
+        self.change(MemberChange::Demote { node }, deadline).await
+    }
+
+    /// A node is no member any more.
+    ///
+    /// # Errors
+    /// See [`MemberError`]: refused if it would lose quorum.
+    pub async fn forget(&self, node: u64, deadline: Instant) -> Result<(), MemberError> {
+        self.change(MemberChange::Forget { node }, deadline).await
+    }
+
+    /// A voter is to lead; unlike [`Self::transfer_leader`] from any region.
+    ///
+    /// # Errors
+    /// See [`MemberError`].
+    pub async fn lead(&self, node: u64, deadline: Instant) -> Result<(), MemberError> {
+        self.change(MemberChange::Lead { node }, deadline).await
+    }
+
+    async fn change(&self, change: MemberChange, deadline: Instant) -> Result<(), MemberError> {
+        Ok(self.node.change_members(change, deadline).await?)
     }
 
     /// Reads the TLS files again, for connections from now on.
@@ -382,6 +482,9 @@ pub trait Log: Clone + Send + Sync + 'static {
 
     /// Does this region lead, as far as it knows?
     fn leads(&self) -> bool;
+
+    /// This region's node id: see [`Pool::seat`].
+    fn node_id(&self) -> u64;
 }
 
 impl Log for Raft {
@@ -404,6 +507,10 @@ impl Log for Raft {
     fn leads(&self) -> bool {
         self.node.raft.server_metrics().borrow_watched().state == ServerState::Leader
             && self.node.fault().is_none()
+    }
+
+    fn node_id(&self) -> u64 {
+        self.node_id()
     }
 }
 
@@ -444,6 +551,16 @@ fn status(node: &Node) -> RaftStatus {
         snapshot: metrics.snapshot.map(|log_id| log_id.index),
         since_quorum_ack: metrics.last_quorum_acked.map(|acked| acked.elapsed()),
         peers: node.client.peers.all().into_iter().map(peer).collect(),
+        members: members
+            .nodes()
+            .map(|(&id, member)| MemberStatus {
+                node: id,
+                region: member.region.clone(),
+                url: member.url.clone(),
+                voter: members.voter_ids().any(|voter| voter == id),
+            })
+            .collect(),
+        removed: node.client.peers.is_removed(),
         fault,
     }
 }

@@ -193,10 +193,11 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
 
     /// The replica has applied something.
     fn changed(&mut self, changes: &Changes) {
-        if changes.policies || changes.acknowledged || changes.everything {
+        let mine = self.me.is_some_and(|me| changes.joined.contains(&me));
+        if changes.policies || changes.acknowledged || changes.everything || mine {
             self.read_policies();
         }
-        if changes.everything || self.me.is_some_and(|me| changes.joined.contains(&me)) {
+        if changes.everything || mine {
             self.read_epoch();
         }
         for bucket in &changes.breached {

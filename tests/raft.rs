@@ -2,6 +2,9 @@
 //! that can be slow or cut.
 #![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
+#[path = "raft/members.rs"]
+mod members;
+
 use quorate::quota::policy::RegionName;
 use quorate::quota::pool::{Applied, Op};
 use quorate::raft::{LogLimits, PeerTls, ProposeError, Raft, RaftConfig, RaftError, RaftStatus, Role};
@@ -17,6 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep, timeout};
 
 const NAMES: [&str; 3] = ["ap-south", "eu-west", "us-east"];
+/// Regions that come later. (The first sorts before the founders: its node id is not its position.)
+const NEWCOMERS: [&str; 4] = ["aa-new", "b-new", "c-new", "d-new"];
 const RTT: Duration = Duration::from_millis(250);
 
 struct Cluster {
@@ -74,18 +79,32 @@ impl Cluster {
         }
     }
 
+    fn name(i: usize) -> &'static str {
+        NAMES.get(i).or_else(|| NEWCOMERS.get(i - NAMES.len())).unwrap()
+    }
+
+    /// An address for the next newcomer; it reaches the others without links.
+    fn room_for_newcomer(&mut self) -> usize {
+        self.addrs.push(free_addr());
+        self.nodes.push(None);
+        self.tls.push(None);
+        self.nodes.len() - 1
+    }
+
     fn dir(&self, i: usize) -> PathBuf {
-        self.temp.path().join(NAMES[i])
+        self.temp.path().join(Self::name(i))
     }
 
     fn config(&self, i: usize) -> RaftConfig {
         let scheme = if self.tls[i].is_some() { "https" } else { "http" };
         let addr = |to| self.links.get(&(i, to)).map_or(self.addrs[to], Link::addr);
         let host = |addr: SocketAddr| format!("{scheme}://localhost:{}", addr.port());
+        let newcomer = (i >= NAMES.len()).then_some(i);
+        let known = (0..NAMES.len()).chain(newcomer);
         RaftConfig {
-            region: NAMES[i].into(),
+            region: Self::name(i).into(),
             cluster: self.name.clone(),
-            regions: (0..NAMES.len()).map(|to| (NAMES[to].into(), host(addr(to)))).collect(),
+            regions: known.map(|to| (Self::name(to).into(), host(addr(to)))).collect(),
             data_dir: self.dir(i),
             tls: self.tls[i].clone(),
             rtt_max: self.rtt_max,
@@ -131,7 +150,7 @@ impl Cluster {
     }
 
     fn alive(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..NAMES.len()).filter(|&i| self.nodes[i].is_some())
+        (0..self.nodes.len()).filter(|&i| self.nodes[i].is_some())
     }
 
     async fn propose(&self, i: usize, ops: Vec<Op>, within: Duration) -> Result<Applied, ProposeError> {

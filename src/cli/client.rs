@@ -1,6 +1,7 @@
 //! What commands need to talk to a running daemon.
 
 use anyhow::{Context as _, bail};
+use std::path::Path;
 use std::time::Duration;
 
 /// Long enough for any decision; a daemon that takes longer is not answering.
@@ -25,6 +26,18 @@ pub fn http() -> anyhow::Result<reqwest::Client> {
 /// If the system refuses.
 pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")
+}
+
+/// The admin token in a file, if one is named.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let read = |file: &Path| {
+        let token = std::fs::read_to_string(file);
+        token.with_context(|| format!("{}: cannot be read", file.display()))
+    };
+    Ok(file.map(read).transpose()?.map(|token| token.trim().to_owned()))
 }
 
 /// The base of a URL given as a flag: `http://` may be left out, a trailing slash is dropped.

@@ -107,10 +107,8 @@ async fn apply(
     let text =
         std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let mut request = http.put(format!("{url}{}", if dry_run { "?dry_run=1" } else { "" })).body(text);
-    if let Some(path) = &args.token_file {
-        let token =
-            std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
-        request = request.bearer_auth(token.trim());
+    if let Some(token) = client::token(args.token_file.as_deref())? {
+        request = request.bearer_auth(token);
     }
     let answer = request.header("content-type", "application/yaml").send().await;
     let answer = answer.map_err(|e| anyhow::anyhow!("no answer from {url}: {}", client::why(&e)))?;

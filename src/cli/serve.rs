@@ -6,7 +6,7 @@ use crate::telemetry::{self, Telemetry};
 use anyhow::Context as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Run one region's daemon until SIGTERM or SIGINT, then drain. SIGHUP re-reads the log filter and TLS files.
 #[derive(Debug, clap::Args)]
@@ -34,8 +34,17 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let telemetry = telemetry::init(&telemetry_options(&config))?;
     let runtime = control_runtime()?;
     let done = runtime.block_on(async {
-        let node = Node::start(config, policies).await?;
-        until_stopped(&node, &telemetry).await?;
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        let node = tokio::select! {
+            node = Node::start(config, policies) => node?,
+            // It may wait for long to be let into the cluster.
+            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+            stopped = tokio::signal::ctrl_c() => {
+                return stopped.context("cannot listen for SIGINT").map(|()| ExitCode::SUCCESS);
+            }
+        };
+        until_stopped(&node, &telemetry, &mut terminate, &mut hang_up).await?;
         node.drain().await;
         anyhow::Ok(ExitCode::SUCCESS)
     });
@@ -73,9 +82,12 @@ fn refuse(error: &ConfigError) -> ExitCode {
     })
 }
 
-async fn until_stopped(node: &Node, telemetry: &Telemetry) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+async fn until_stopped(
+    node: &Node,
+    telemetry: &Telemetry,
+    terminate: &mut Signal,
+    hang_up: &mut Signal,
+) -> anyhow::Result<()> {
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),

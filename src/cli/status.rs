@@ -103,6 +103,10 @@ fn describe(state: &State) -> String {
         raft.age_ms,
         raft.epoch,
     );
+    let others = [("learners", &raft.learners), ("leaving", &raft.leaving)];
+    let others = others.iter().filter(|(_, names)| !names.is_empty());
+    let others: String = others.map(|(what, names)| format!("; {what} {}", names.join(", "))).collect();
+    let _ = writeln!(w, "members  voters {}{others}", raft.voters.join(", "));
     let store = &state.store;
     let attached = if store.attached { "attached" } else { "DETACHED" };
     let _ = write!(w, "store    {}, {attached}", store.kind);

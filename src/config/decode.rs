@@ -21,6 +21,11 @@ impl Wrong {
         Self { what: what.into(), mend: mend.into() }
     }
 
+    /// What is wrong; follows the name of the thing.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
     /// How to mend it.
     pub fn mend(&self) -> &str {
         &self.mend

@@ -378,6 +378,18 @@ impl Reader<'_> {
     }
 }
 
+/// A region and its peer listener, by the rules of `cluster.regions`, as an operator gave them; `tls`: there is mutual TLS
+/// between regions.
+///
+/// # Errors
+/// What is wrong, and how to mend it.
+pub fn peer(name: &str, url: &str, tls: bool) -> Result<Peer, String> {
+    let wrong = |what: &str, wrong: &Wrong| format!("{what} {}; {}", wrong.what(), wrong.mend());
+    let name = decode::name(name).map_err(|w| wrong("the region's name", &w))?.into();
+    let url = peer_url(url, tls).map_err(|w| wrong("its URL", &w))?;
+    Ok(Peer { name, url })
+}
+
 fn transpose<T>(value: Option<Option<T>>) -> Option<Option<T>> {
     match value {
         Some(None) => None,

@@ -3,9 +3,7 @@
 use crate::quota::amount::Tokens;
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::matching::Matcher;
-use crate::quota::policy::{
-    Limit, Mode, OnStoreFailure, Part, Policy, RegionName, Reserve, TokenBucket, Unit,
-};
+use crate::quota::policy::{Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit};
 use crate::telemetry::{Metrics, PolicyMetrics};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -84,18 +82,17 @@ impl Active {
 }
 
 impl ActivePolicy {
-    /// A policy, as `regions` share it, of which this region may use `part`.
+    /// A policy, as regions share it (`cut`; `None`: it is unlimited), of which this region may use `part`.
     #[must_use]
     pub fn new(
         id: u32,
         policy: Arc<Policy>,
-        regions: &[RegionName],
+        cut: Option<&Cut>,
         part: Part,
         unseen: Option<Unseen>,
         metrics: &Metrics,
     ) -> Self {
-        let cut = policy.cut(regions);
-        let pool_full = cut.as_ref().filter(|c| c.pooled).map_or(Tokens::ZERO, |c| {
+        let pool_full = cut.filter(|c| c.pooled).map_or(Tokens::ZERO, |c| {
             (c.burst + c.overshoot() - c.parts.iter().map(Part::cap).sum()).or_zero()
         });
         Self {
@@ -124,5 +121,5 @@ fn overrides(metrics: &Metrics) -> ActivePolicy {
         on_store_failure: OnStoreFailure::Deny,
         shadow: false,
     };
-    ActivePolicy::new(u32::MAX, Arc::new(policy), &[], Part::default(), None, metrics)
+    ActivePolicy::new(u32::MAX, Arc::new(policy), None, Part::default(), None, metrics)
 }

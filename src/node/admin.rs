@@ -5,13 +5,13 @@ use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::matching::{Request, Subject, bucket_id};
-use crate::quota::policy::{BucketId, Limit, Mode, Policy};
-use crate::quota::pool::{Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies};
+use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
+use crate::quota::pool::{Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
-use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange};
+use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction};
 use crate::server::state::{
     AppliedPolicies, BucketRegion, BucketState, BucketView, LeaseState, PeerState, PolicyState, RaftState,
-    State, StoreState,
+    RegionStep, RegionsState, State, StoreState,
 };
 use crate::store::AnyStore;
 use crate::store::{RegionStore as _, Store as _};
@@ -78,6 +78,32 @@ impl AdminSource for Inner {
         self.apply_policies(change).boxed()
     }
 
+    fn regions(&self) -> RegionsState {
+        self.list_regions()
+    }
+
+    fn change_region(
+        &self,
+        region: String,
+        action: RegionAction,
+    ) -> BoxFuture<'_, Result<RegionStep, ApplyError>> {
+        async move {
+            let step = self.step_region(&region, action.clone()).await;
+            match &step {
+                Ok(step) => tracing::info!(
+                    region,
+                    ?action,
+                    done = step.done,
+                    waits_for = step.waits_for,
+                    "a region is changed through the admin listener"
+                ),
+                Err(error) => tracing::info!(region, ?action, %error, "a change of a region was not made"),
+            }
+            step
+        }
+        .boxed()
+    }
+
     fn bucket<'a>(
         &'a self,
         policy: &'a str,
@@ -89,7 +115,7 @@ impl AdminSource for Inner {
 
 impl Inner {
     async fn apply_policies(&self, change: PolicyChange) -> Result<AppliedPolicies, ApplyError> {
-        let regions = self.config.cluster.names();
+        let regions = self.region_names();
         let policies = config::policies::parse(Path::new("policies"), &change.yaml, Some(&regions))
             .map_err(|faults| ApplyError::Invalid(faults.to_string().lines().map(str::to_owned).collect()))?;
         let version = self.raft.pool().read().version();
@@ -116,12 +142,17 @@ impl Inner {
                         .into(),
                 )),
             },
-            Err(ProposeError::Unknown) => Err(ApplyError::Unknown("no answer from the leader in time".into())),
-            Err(ProposeError::TooLarge) => Err(ApplyError::Refused("the policies are too large for one entry".into())),
-            Err(error @ (ProposeError::NotSent { .. } | ProposeError::Refused)) => {
-                Err(ApplyError::Unavailable(error.to_string()))
-            }
+            Err(error) => Err(unanswered(error)),
         }
+    }
+
+    /// The regions that are in the cluster, or are to found it.
+    fn region_names(&self) -> Vec<RegionName> {
+        let pool = self.raft.pool();
+        let pool = pool.read();
+        let members = pool.members().filter(|member| member.standing == Standing::In);
+        let names: Vec<RegionName> = members.map(|member| member.name).collect();
+        if names.is_empty() { self.config.cluster.names() } else { names }
     }
 
     fn describe(&self) -> State {
@@ -149,6 +180,11 @@ impl Inner {
                 age_ms: u64::try_from(age.ceil_millis()).unwrap_or(0),
                 voters: self.voters(&status, true),
                 learners: self.voters(&status, false),
+                leaving: pool
+                    .members()
+                    .filter(|member| matches!(member.standing, Standing::Leaving { .. }))
+                    .map(|member| member.name.to_string())
+                    .collect(),
                 epoch: self.progress.borrow().epoch.unwrap_or(0),
             },
             peers: status
@@ -172,9 +208,8 @@ impl Inner {
     }
 
     fn voters(&self, status: &crate::raft::RaftStatus, voting: bool) -> Vec<String> {
-        let me = voting == (status.role != Role::Learner);
-        let peers = status.peers.iter().filter(|p| p.voter == voting).map(|p| p.region.to_string());
-        let mut names: Vec<String> = peers.chain(me.then(|| self.config.region.to_string())).collect();
+        let members = status.members.iter().filter(|member| member.voter == voting);
+        let mut names: Vec<String> = members.map(|member| member.region.to_string()).collect();
         names.sort();
         names
     }
@@ -290,15 +325,15 @@ impl Inner {
         let pool = pool.read();
         let seen = BucketsSeen { pool: &pool, me: None, tau: pool.tau() + age.discount(DRIFT_PPM) };
         let books = pool.bucket(bucket);
-        let regions = pool.regions().iter().enumerate().map(|(index, name)| {
-            let id = RegionId(u16::try_from(index).unwrap_or(u16::MAX));
+        let present = pool.members().filter(|member| member.standing != Standing::Out);
+        let regions = present.map(|Member { id, name, .. }| {
             let part = pool.usable(known.id, id).unwrap_or_default();
             BucketRegion {
                 region: name.to_string(),
                 reserve_cap: part.cap().0,
                 reserve_rate: part.rate.0,
                 lease: seen.lease(bucket, id),
-                level: level.filter(|_| *name == self.config.region),
+                level: level.filter(|_| name == self.config.region),
             }
         });
         Ok(BucketView {
@@ -308,6 +343,15 @@ impl Inner {
             pool_rate: books.map(|b| b.free_rate.0),
             regions: regions.collect(),
         })
+    }
+}
+
+/// Why a proposal came to nothing, or nobody knows what it came to.
+pub(super) fn unanswered(error: ProposeError) -> ApplyError {
+    match error {
+        ProposeError::Unknown => ApplyError::Unknown("no answer from the leader in time".into()),
+        ProposeError::TooLarge => ApplyError::Refused("it is too large for one entry of the log".into()),
+        ProposeError::NotSent { .. } | ProposeError::Refused => ApplyError::Unavailable(error.to_string()),
     }
 }
 

@@ -10,7 +10,9 @@
 mod clock;
 mod decide;
 pub mod entry;
+mod former;
 mod ledger;
+mod members;
 mod policies;
 
 #[cfg(test)]
@@ -18,12 +20,17 @@ mod tests;
 
 pub use clock::RaftClock;
 pub use decide::SLOW;
-pub use entry::{Ack, Applied, Ask, Entry, Join, Op, PolicyOutcome, RegionId, SetPolicies, Stamp};
+pub use entry::{
+    Ack, AddRegion, Applied, Ask, Entry, Join, Op, PolicyOutcome, RegionId, RemoveRegion, SetPolicies, Stamp,
+};
+pub use former::PoolV1;
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
+pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};
 
 use self::decide::Decision;
 use self::ledger::Ledger;
+use self::members::Members;
 use self::policies::{Policies, Slot, Terms};
 use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::bucket::Unseen;
@@ -34,8 +41,6 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// The most regions that a cluster has.
-pub const REGIONS_MAX: usize = 64;
 /// Operations of one entry beyond this many are ignored: whoever proposed them asks again.
 pub const OPS_MAX: usize = 16_384;
 /// Buckets that have books. Asks for one more are refused: regions go on with their reserves there.
@@ -43,12 +48,11 @@ pub const BUCKETS_MAX: usize = 4_000_000;
 /// Buckets looked at for eviction by an entry, besides one for each of its operations.
 const EVICT_STEP: usize = 16;
 
-/// The pool of a cluster.
+/// The pool of a cluster. Snapshots hold it as it is: change its layout, or that of anything in it, and they need a new
+/// format (see [`PoolV1`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
-    regions: Vec<RegionName>,
-    /// Each region's epoch, and the nonce of the [`Join`] that began it.
-    epochs: Vec<(u64, u64)>,
+    members: Members,
     tau: Micros,
     term: u64,
     policies: Policies,
@@ -146,7 +150,7 @@ impl Pool {
         if !(stale && planted(Bug::StaleStampOpsApplied)) {
             self.tau = self.tau.max(entry.stamp.tau);
         }
-        self.settle();
+        self.settle(&mut applied);
         for op in entry.ops.iter().take(OPS_MAX) {
             self.apply_op(op, &mut applied);
         }
@@ -166,22 +170,42 @@ impl Pool {
         self.term
     }
 
-    /// The regions of the cluster; [`RegionId`] indexes into it.
+    /// The names of the regions that are or ever were in the cluster; [`RegionId`] indexes into it.
     #[must_use]
     pub fn regions(&self) -> &[RegionName] {
-        &self.regions
+        self.members.names()
     }
 
-    /// The id of a region.
+    /// The id of a region that is or was in the cluster.
     #[must_use]
     pub fn region(&self, name: &str) -> Option<RegionId> {
-        self.regions.iter().zip(0_u16..).find(|(r, _)| &***r == name).map(|(_, i)| RegionId(i))
+        self.members.find(name)
     }
 
-    /// A region's epoch, and the nonce of the [`Join`] that began it; (0, 0) before its first.
+    /// The id of a region, as far as it is this node's to speak for it: not before the cluster has it under this Raft node
+    /// id, nor once it has left or come back under another. While a replica catches up it passes through the past, in which the
+    /// region's former life had a part: that is not this life's to use.
+    #[must_use]
+    pub fn seat(&self, name: &str, node: u64) -> Option<RegionId> {
+        let member = self.member(self.region(name)?)?;
+        (member.node == node && member.standing != Standing::Out).then_some(member.id)
+    }
+
+    /// One of [`Self::members`].
+    #[must_use]
+    pub fn member(&self, region: RegionId) -> Option<Member> {
+        self.members.get(region)
+    }
+
+    /// The regions that are in the cluster, are leaving it, or have left.
+    pub fn members(&self) -> impl Iterator<Item = Member> {
+        self.members.all()
+    }
+
+    /// A region's epoch, and the nonce of the [`Join`] that began it (0: none did); (0, 0) before its first.
     #[must_use]
     pub fn epoch(&self, region: RegionId) -> (u64, u64) {
-        self.epochs.get(usize::from(region.0)).copied().unwrap_or_default()
+        self.members.epoch(region)
     }
 
     /// What a region was granted for a bucket.
@@ -221,6 +245,17 @@ impl Pool {
         self.policies.slot(policy)?.unseen_part(region, self.tau)
     }
 
+    /// Will this region have a part of a limit once changes that are under way have settled, and has it none yet?
+    #[must_use]
+    pub fn usable_later(&self, region: RegionId) -> bool {
+        let none = |part: Option<&Part>| part.is_none_or(|part| *part == Part::default());
+        let later = |view: PolicyView<'_>| {
+            let part = view.cut.and_then(|cut| cut.parts.get(usize::from(region.0)));
+            !none(part) && none(self.usable(view.id, region).as_ref())
+        };
+        !self.settled() && self.policies().any(later)
+    }
+
     /// Regions that have not acknowledged this version of the policies.
     pub fn unacked(&self, version: u64) -> impl Iterator<Item = RegionId> {
         self.policies.unacked(version)
@@ -257,7 +292,11 @@ impl Pool {
         record.rate = inquiry.held_rate.or_zero().min(record.rate);
         record.live = true;
         advise(record, &terms, now, inquiry.demand, inquiry.want, inquiry.quantum);
-        let d = decide::decide(&terms, &ledger, inquiry.region, inquiry.level, inquiry.short);
+        let d = if self.members.standing(inquiry.region) == Standing::In {
+            decide::decide(&terms, &ledger, inquiry.region, inquiry.level, inquiry.short)
+        } else {
+            Decision::default()
+        };
         Some(Preview {
             rate: d.rate,
             burst: d.burst,
@@ -327,13 +366,15 @@ impl Pool {
             }
             Op::Ask(ask) => self.ask(ask, applied),
             Op::Join(join) => self.join(join, applied),
-            Op::SetPolicies(set) => applied.policies = Some(self.set_policies(set)),
+            Op::SetPolicies(set) => applied.policies = Some(self.set_policies(set, applied)),
             Op::Ack(ack) => self.ack(ack, applied),
+            Op::AddRegion(add) => applied.policies = Some(self.add_region(add, applied)),
+            Op::RemoveRegion(remove) => applied.policies = Some(self.remove_region(remove, applied)),
         }
     }
 
     fn found(&mut self, regions: &[RegionName], policies: &[Policy]) -> Option<PolicyOutcome> {
-        if !self.regions.is_empty() {
+        if !self.regions().is_empty() {
             return None;
         }
         let mut names = regions.to_vec();
@@ -342,36 +383,91 @@ impl Pool {
         if regions.is_empty() || regions.len() > REGIONS_MAX || names.len() != regions.len() {
             return Some(PolicyOutcome::Refused);
         }
-        let Some(policies) = Policies::found(regions, policies, self.tau) else {
+        let members = Members::found(regions.to_vec());
+        let Some(policies) = Policies::found(&members, policies, self.tau) else {
             return Some(PolicyOutcome::Refused);
         };
-        self.policies = policies;
-        self.regions = regions.to_vec();
-        self.epochs = vec![(0, 0); regions.len()];
+        (self.policies, self.members) = (policies, members);
         Some(PolicyOutcome::Set(self.policies.version()))
     }
 
     fn join(&mut self, join: &Join, applied: &mut Applied) {
-        let Some(epoch) = self.epochs.get_mut(usize::from(join.region.0)) else { return };
-        if epoch.0 == join.previous {
-            *epoch = (join.previous.saturating_add(1), join.nonce);
+        if self.members.join(join.region, join.previous, join.nonce) {
             applied.joined.push(join.region);
         }
     }
 
-    fn set_policies(&mut self, set: &SetPolicies) -> PolicyOutcome {
+    fn set_policies(&mut self, set: &SetPolicies, applied: &mut Applied) -> PolicyOutcome {
         let version = self.policies.version();
         if set.expected.is_some_and(|expected| expected != version) {
             return PolicyOutcome::Conflict(version);
         }
-        if self.regions.is_empty() || !self.policies.accepts(&set.policies) {
+        if self.regions().is_empty() || !self.policies.accepts(&set.policies) {
             return PolicyOutcome::Refused;
         }
         self.advance(|_| true);
-        let version = self.policies.set(&self.regions, &set.policies, self.tau);
+        let version = self.policies.set(&self.members, &set.policies, self.tau);
         self.advance(|_| true); // clips the levels to the new caps
-        self.settle();
+        self.settle(applied);
         PolicyOutcome::Set(version)
+    }
+
+    fn add_region(&mut self, add: &AddRegion, applied: &mut Applied) -> PolicyOutcome {
+        let before = self.region(&add.name).and_then(|region| self.member(region));
+        let welcome = match &before {
+            Some(member) if member.standing == Standing::In => {
+                return PolicyOutcome::Set(self.policies.version());
+            }
+            // One that is leaving may still use its part, unless it is presumed dead.
+            Some(member) => member.node == add.previous && !self.policies.is_awaited(member.id),
+            None => add.previous == 0 && !self.regions().is_empty(),
+        };
+        if !welcome || !self.members.has_room(&add.name) || !self.policies.has_room() {
+            return PolicyOutcome::Refused;
+        }
+        self.advance(|_| true);
+        let Some(region) = self.members.add(&add.name) else { return PolicyOutcome::Refused };
+        let version = self.policies.share_anew(&self.members, self.tau);
+        self.policies.welcome(region);
+        self.advance(|_| true);
+        self.settle(applied);
+        PolicyOutcome::Set(version)
+    }
+
+    fn remove_region(&mut self, remove: &RemoveRegion, applied: &mut Applied) -> PolicyOutcome {
+        let Some(member) = self.member(remove.region) else { return PolicyOutcome::Refused };
+        let done = PolicyOutcome::Set(self.policies.version());
+        if member.node != remove.node || member.standing == Standing::Out {
+            return done;
+        }
+        if member.standing == Standing::In {
+            // A region that is presumed dead may be the one that all those versions wait for.
+            if self.members.count() < 2 || !remove.presume_dead && !self.policies.has_room() {
+                return PolicyOutcome::Refused;
+            }
+            self.advance(|_| true);
+            let next = self.policies.version().saturating_add(1);
+            self.members.leave(member.id, next);
+            self.policies.share_anew(&self.members, self.tau);
+            self.ledgers_forget_demand(member.id);
+        }
+        if remove.presume_dead && self.policies.is_awaited(member.id) {
+            self.advance(|_| true);
+            self.members.retire(member.id);
+            self.policies.retire(member.id, self.tau);
+            applied.joined.push(member.id);
+        }
+        self.advance(|_| true);
+        self.settle(applied);
+        PolicyOutcome::Set(self.policies.version())
+    }
+
+    /// A region that leaves is given nothing any more.
+    fn ledgers_forget_demand(&mut self, region: RegionId) {
+        let records = self.buckets.values_mut().flat_map(|ledger| &mut ledger.records);
+        for record in records.filter(|record| record.region == region) {
+            (record.demand, record.want) = Default::default();
+        }
     }
 
     fn ack(&mut self, ack: &Ack, applied: &mut Applied) {
@@ -382,23 +478,38 @@ impl Pool {
         self.advance(&in_motion);
         self.policies.ack(ack.region, ack.version, self.tau);
         self.advance(&in_motion);
-        self.settle();
+        self.settle(applied);
         applied.acknowledged = true;
     }
 
-    fn settle(&mut self) {
-        let gone = self.policies.settle(self.tau).ids;
-        if !gone.is_empty() {
-            self.buckets.retain(|_, ledger| gone.binary_search(&ledger.policy).is_err());
+    /// Versions settle; and regions whose leaving has settled are out, so that nothing waits for them any more.
+    fn settle(&mut self, applied: &mut Applied) {
+        loop {
+            let gone = self.policies.settle(self.tau).ids;
+            if !gone.is_empty() {
+                self.buckets.retain(|_, ledger| gone.binary_search(&ledger.policy).is_err());
+            }
+            let out = self.members.complete(self.policies.settled());
+            if out.is_empty() {
+                return;
+            }
+            for region in out {
+                if self.policies.is_awaited(region) {
+                    self.members.retire(region);
+                    // Its parts are nothing in every version that is left: no bucket notices.
+                    self.policies.retire(region, self.tau);
+                    applied.joined.push(region);
+                }
+            }
         }
     }
 
     fn ask(&mut self, ask: &Ask, applied: &mut Applied) {
-        let Some((epoch, _)) = self.epochs.get(usize::from(ask.region.0)) else { return };
         let sent = ask.seen.tau + ask.age.or_zero();
-        let of_old = ask.epoch != *epoch && !planted(Bug::NoEpoch);
+        let standing = self.members.standing(ask.region);
+        let of_old = ask.epoch != self.members.epoch(ask.region).0 && !planted(Bug::NoEpoch);
         let too_late = self.tau - sent > MAX_AGE && !planted(Bug::OldAskAccepted);
-        if of_old || too_late {
+        if standing == Standing::Out || of_old || too_late {
             return;
         }
         let Some(slot) = self.policies.slot(ask.policy) else { return };
@@ -411,7 +522,7 @@ impl Pool {
             return;
         }
         ledger.advance(&terms, self.tau);
-        let Some(written) = answer(&terms, ledger, ask) else { return };
+        let Some(written) = answer(&terms, ledger, ask, standing) else { return };
         applied.records.extend(written.regions.into_iter().map(|region| (region, ask.bucket)));
         if written.balance.and_then(|()| ledger.check(&terms)).is_err() {
             ledger.frozen = true;
@@ -467,8 +578,9 @@ struct Written {
     balance: Result<(), Breach>,
 }
 
-/// Answers an ask: takes back what it gives up, decides, writes the record, and offers what became free to others.
-fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask) -> Option<Written> {
+/// Answers an ask: takes back what it gives up, decides, writes the record, and offers what became free to others. A region
+/// that leaves gets nothing, and needs nothing.
+fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask, standing: Standing) -> Option<Written> {
     let now = ledger.at;
     let before = ledger.level.tokens;
     let given_up = ledger.give_up(terms, ask)?;
@@ -476,9 +588,14 @@ fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask) -> Option<Written> 
     let record = ledger.record_mut(ask.region)?;
     (record.epoch, record.seq, record.push, record.live) = (ask.epoch, ask.seq, 0, true);
     record.granted = Tokens::ZERO;
-    advise(record, terms, now, ask.demand, ask.want, ask.quantum);
+    let stays = standing == Standing::In;
+    let (demand, want) = if stays { (ask.demand, ask.want) } else { Default::default() };
+    advise(record, terms, now, demand, want, ask.quantum);
     let granted_before: Tokens = ledger.records.iter().map(|r| r.granted).sum();
-    let decision = decide::decide(terms, ledger, ask.region, ask.level, ask.short);
+    let decision = match stays {
+        true => decide::decide(terms, ledger, ask.region, ask.level, ask.short),
+        false => Decision::default(),
+    };
     write(ledger.record_mut(ask.region)?, now, given_up.expires, &decision);
     ledger.level.tokens -= decision.tokens;
     ledger.clip(terms);

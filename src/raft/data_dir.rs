@@ -3,7 +3,8 @@
 //! A node that has lost its log must not come back under its old name: it would vote a second time in a term, and
 //! forget entries that it had acknowledged. So each data directory has an *instance*, a random number made with it, and
 //! every node remembers, on disk, the instance of each peer that it has ever talked to. Another instance under the
-//! same name is refused, on every call and in both directions.
+//! same name is refused, on every call and in both directions, unless it is another node: a region that has left and come
+//! back has a new node id, and its former life is refused from then on.
 
 use super::RaftError;
 use crate::quota::policy::RegionName;
@@ -32,6 +33,17 @@ pub(super) struct Identity {
 }
 
 impl Identity {
+    /// Of a node that has no directory yet.
+    pub fn nobody(cluster: &str, region: &RegionName) -> Self {
+        let (cluster, region) = (cluster.to_owned(), region.clone());
+        Self { format: FORMAT, cluster, region, node_id: 0, instance: rand::random_range(1..1_u64 << 53) }
+    }
+
+    /// Has the directory a marker?
+    pub fn is_there(dir: &Path) -> bool {
+        dir.join(MARKER).exists()
+    }
+
     /// Reads the directory's marker, or makes it in an empty (or missing) directory; true if it did. The marker is on
     /// disk when this returns.
     pub fn open(
@@ -99,7 +111,33 @@ fn strangers(dir: &Path) -> io::Result<Option<String>> {
 #[derive(Debug)]
 pub(super) struct Acquaintances {
     path: PathBuf,
-    known: Mutex<BTreeMap<RegionName, u64>>,
+    known: Mutex<BTreeMap<RegionName, Met>>,
+}
+
+/// A peer that was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "MetForms")]
+struct Met {
+    /// Its node id; `None`: it was met when regions had one node id for good.
+    node: Option<u64>,
+    instance: u64,
+}
+
+/// What a file may hold: the second is how files were before regions could come back.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum MetForms {
+    Node { node: Option<u64>, instance: u64 },
+    Instance(u64),
+}
+
+impl From<MetForms> for Met {
+    fn from(form: MetForms) -> Self {
+        match form {
+            MetForms::Node { node, instance } => Self { node, instance },
+            MetForms::Instance(instance) => Self { node: None, instance },
+        }
+    }
 }
 
 impl Acquaintances {
@@ -116,25 +154,50 @@ impl Acquaintances {
         Ok(Self { path, known: Mutex::new(known) })
     }
 
-    pub fn get(&self, region: &str) -> Option<u64> {
-        self.lock().get(region).copied()
+    /// Nobody: for a node that has no directory yet. It cannot remember anyone either.
+    pub fn nobody() -> Self {
+        Self { path: PathBuf::new(), known: Mutex::default() }
     }
 
-    /// Is this the peer that it was? One that is met for the first time is remembered, on disk, before this returns.
-    pub fn meet(&self, region: &RegionName, instance: u64) -> io::Result<bool> {
+    /// The instance that a region was met with, and its node id, if it said so.
+    pub fn get(&self, region: &str) -> Option<(Option<u64>, u64)> {
+        self.lock().get(region).map(|met| (met.node, met.instance))
+    }
+
+    /// Is this the peer that it was? One that is met for the first time, or comes back as a newer node (the caller has seen
+    /// that it is one), is remembered, on disk, before this returns.
+    pub fn meet(&self, region: &RegionName, node: Option<u64>, instance: u64) -> io::Result<bool> {
+        if self.path.as_os_str().is_empty() {
+            return Ok(true);
+        }
         let mut known = self.lock();
-        if let Some(&before) = known.get(region) {
-            return Ok(before == instance);
+        if let Some(before) = known.get(region) {
+            let newer = node.zip(before.node).is_some_and(|(now, before)| now > before);
+            let learnt = before.node.is_none() && node.is_some();
+            if before.instance != instance && !newer {
+                return Ok(false);
+            }
+            if before.instance == instance && !newer && !learnt {
+                return Ok(true);
+            }
         }
         let mut next = known.clone();
-        next.insert(region.clone(), instance);
+        next.insert(region.clone(), Met { node, instance });
         write_durably(&self.path, &next)?;
         *known = next;
         Ok(true)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<RegionName, u64>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<RegionName, Met>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes who the node is and whom it has met: the marker last.
+pub(super) fn forget(dir: &Path) -> io::Result<()> {
+    match fs::remove_file(dir.join(PEERS)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => fs::remove_file(dir.join(MARKER)),
     }
 }
 
@@ -186,10 +249,25 @@ mod tests {
         let region: RegionName = "eu-west".into();
         let peers = Acquaintances::open(temp.path()).unwrap();
         assert_eq!(peers.get("eu-west"), None);
-        assert!(peers.meet(&region, 7).unwrap() && peers.meet(&region, 7).unwrap());
-        assert!(!peers.meet(&region, 8).unwrap());
+        assert!(peers.meet(&region, None, 7).unwrap() && peers.meet(&region, None, 7).unwrap());
+        assert!(!peers.meet(&region, None, 8).unwrap());
         let peers = Acquaintances::open(temp.path()).unwrap();
-        assert_eq!(peers.get("eu-west"), Some(7));
-        assert!(!peers.meet(&region, 8).unwrap());
+        assert_eq!(peers.get("eu-west"), Some((None, 7)));
+        assert!(!peers.meet(&region, None, 8).unwrap());
+        assert!(!peers.meet(&region, Some(2), 8).unwrap(), "nobody knows which node it was");
+        assert!(peers.meet(&region, Some(2), 7).unwrap());
+        assert!(!peers.meet(&region, Some(2), 8).unwrap());
+        assert!(peers.meet(&region, Some(4), 8).unwrap(), "it has come back as another node");
+        assert!(!peers.meet(&region, Some(2), 7).unwrap() && !peers.meet(&region, None, 7).unwrap());
+        let peers = Acquaintances::open(temp.path()).unwrap();
+        assert_eq!(peers.get("eu-west"), Some((Some(4), 8)));
+    }
+
+    #[test]
+    fn former_files_are_read() {
+        let temp = tempfile::tempdir().unwrap();
+        fs::write(temp.path().join(PEERS), r#"{"eu-west": 7}"#).unwrap();
+        let peers = Acquaintances::open(temp.path()).unwrap();
+        assert_eq!(peers.get("eu-west"), Some((None, 7)));
     }
 }

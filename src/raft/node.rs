@@ -1,6 +1,6 @@
 //! One node: openraft, its stores and its wire, and the few tasks that keep them going.
 
-use super::data_dir::{Acquaintances, Identity};
+use super::data_dir::{self, Acquaintances, Identity};
 use super::log::LogStore;
 use super::machine::Machine;
 use super::network::client::{CallError, Client, Lane};
@@ -21,7 +21,7 @@ use arc_swap::ArcSwapOption;
 use openraft::ServerState;
 use openraft::async_runtime::watch::WatchReceiver;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
@@ -36,6 +36,8 @@ const HOPS_MAX: u8 = 2;
 const READING_MAX: usize = 64;
 /// Between two tries to send a proposal that reached nobody.
 const RETRY: Duration = Duration::from_millis(50);
+/// Every so many pings, a peer is asked who the members are.
+const WHO_EVERY: u64 = 5;
 /// Between two looks at whether the cluster can be founded.
 const FOUNDING: Duration = Duration::from_millis(500);
 
@@ -53,6 +55,7 @@ pub(super) struct Node {
     pub founding: u32,
     voters: BTreeMap<u64, PeerNode>,
     proposals: Proposals,
+    data_dir: PathBuf,
     tls: ArcSwapOption<rustls::ServerConfig>,
     tls_files: Option<PeerTls>,
     stop: watch::Sender<bool>,
@@ -74,7 +77,9 @@ impl Node {
         limits: LogLimits,
     ) -> Result<Arc<Self>, RaftError> {
         let voters = voters(&config)?;
+        let seat = super::seat::find(&config, &watch::Sender::new(None)).await?;
         let me = voters.iter().find(|(_, node)| node.region == config.region).map_or(0, |(&id, _)| id);
+        let me = seat.unwrap_or(me);
         let timing = Timing::new(config.rtt_max);
         let dir = config.data_dir.clone();
         let (cluster, region) = (config.cluster.clone(), config.region.clone());
@@ -106,6 +111,7 @@ impl Node {
             receiving: Semaphore::new(1),
             reading: Semaphore::new(READING_MAX),
             voters,
+            data_dir: config.data_dir,
             tls: ArcSwapOption::from(tls),
             tls_files: config.tls,
             stop: watch::Sender::new(false),
@@ -116,6 +122,7 @@ impl Node {
         node.spawn(Arc::clone(&node).take_snapshots());
         node.spawn(Arc::clone(&node).keep_time());
         node.spawn(Arc::clone(&node).ping_all());
+        node.spawn(Arc::clone(&node).follow_members());
         Ok(node)
     }
 
@@ -243,6 +250,15 @@ impl Node {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
     }
 
+    /// Hands leadership to this node; returns once it is seen to lead.
+    pub async fn transfer_leader(&self, to: u64) -> Result<(), RaftError> {
+        self.raft.trigger().transfer_leader(to).await.map_err(|e| RaftError::Transfer(e.to_string()))?;
+        let patience = self.client.timing.election_max() * 2;
+        let seen = self.raft.wait(Some(patience)).current_leader(to, "leadership handed over").await;
+        let late = "the other region did not take over in time; this one may lead again";
+        seen.map(drop).map_err(|_| RaftError::Transfer(late.into()))
+    }
+
     fn is_leader(&self) -> bool {
         self.raft.server_metrics().borrow_watched().state == ServerState::Leader
     }
@@ -315,17 +331,21 @@ async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftErr
     }
     while let Some(answer) = asked.join_next().await {
         if let Ok((Err(CallError::Refused(Refusal::Instance)), peer)) = answer {
-            // The directory is as empty as it was: the next start must see it so.
-            let undo = std::fs::remove_dir_all(dir.join("log"))
-                .and_then(|()| std::fs::remove_dir_all(dir.join("snapshots")))
-                .and_then(|()| std::fs::remove_file(dir.join("quorate.json")));
-            if let Err(fault) = undo {
-                tracing::warn!(%fault, dir = %dir.display(), "cannot clean up an empty data directory");
-            }
+            start_over(dir);
             return Err(RaftError::DataLost { path: dir.to_owned(), peer: peer.region.clone() });
         }
     }
     Ok(())
+}
+
+/// The directory holds nothing, as it did before: the next start must see it so.
+fn start_over(dir: &Path) {
+    let undo = std::fs::remove_dir_all(dir.join("log"))
+        .and_then(|()| std::fs::remove_dir_all(dir.join("snapshots")))
+        .and_then(|()| data_dir::forget(dir));
+    if let Err(fault) = undo {
+        tracing::warn!(%fault, dir = %dir.display(), "cannot clean up an empty data directory");
+    }
 }
 
 async fn hello(client: &Client, peer: &Peer, founding: u32) -> Result<HelloReply, CallError> {
@@ -429,22 +449,45 @@ impl Node {
         let mut pinged = BTreeMap::new();
         let mut tasks = JoinSet::new();
         loop {
-            // Members may have been added since.
-            for (_, node) in self.raft.server_metrics().borrow_watched().clone().membership_config.nodes() {
-                self.client.peers.add(&node.region, &node.url);
-            }
-            for peer in self.client.peers.all() {
-                pinged.entry(peer.region.clone()).or_insert_with(|| {
+            let peers = self.client.peers.all();
+            // Members come, go, and move.
+            pinged.retain(|(region, url), task: &mut tokio::task::AbortHandle| {
+                let stays = peers.iter().any(|peer| (&peer.region, &peer.url) == (region, url));
+                if !stays {
+                    task.abort();
+                }
+                stays
+            });
+            for peer in peers {
+                pinged.entry((peer.region.clone(), peer.url.clone())).or_insert_with(|| {
                     let node = Arc::clone(&self);
                     tasks.spawn(async move {
-                        loop {
+                        for round in 0_u64.. {
                             ping(&node, &peer).await;
+                            if round % WHO_EVERY == 0 {
+                                node.hear_of_members(&peer).await;
+                            }
                             tokio::time::sleep(node.client.timing.ping()).await;
                         }
                     })
                 });
             }
+            while tasks.try_join_next().is_some() {}
             tokio::time::sleep(self.client.timing.ping()).await;
+        }
+    }
+
+    /// A node that was away may have missed who has come since, and must not take them for strangers: one of them may lead.
+    async fn hear_of_members(&self, peer: &Peer) {
+        let me = &self.client.peers.me;
+        if let Some(reply) = super::seat::ask(&self.client, peer, &me.region).await
+            && reply.initialized
+        {
+            self.client.peers.follow(reply.index, &reply.members, false);
+            if !self.initialized() && reply.seat.is_some_and(|node| node > me.node_id) {
+                start_over(&self.data_dir);
+                self.fail("the cluster was out of reach when this region started, and knows it as another node; start it again".into());
+            }
         }
     }
 

@@ -1,10 +1,10 @@
 //! Snapshots of the pool: files that are complete or not there.
 //!
-//! A file is `QRSNAP`, a format byte, the length of the metadata (4 bytes, big-endian), the metadata and the pool (both
+//! A file is `QRSNAP`, a format byte (2; 1, whose pool had no regions that come and go, is still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both
 //! postcard), and a CRC-32 of all that. It is written beside its place, synced, renamed, and the folder synced.
 
 use super::types::SnapshotMeta;
-use crate::quota::pool::Pool;
+use crate::quota::pool::{Pool, PoolV1};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 4 * 1_024 * 1_024 * 1_024;
 /// The newest, and the one before it, for the case that the newest cannot be read.
 const KEPT: usize = 2;
-const MAGIC: &[u8; 7] = b"QRSNAP\x01";
+const MAGIC: &[u8; 7] = b"QRSNAP\x02";
+const MAGIC_1: &[u8; 7] = b"QRSNAP\x01";
 const HEAD: usize = MAGIC.len() + 4;
 const CHECKSUM: usize = 4;
 const TEMPORARY: &str = "tmp";
@@ -74,8 +75,8 @@ impl SnapshotFile {
         }
         let (head, rest) = body.split_at(HEAD);
         let (magic, length) = head.split_at(MAGIC.len());
-        if magic != MAGIC {
-            return Err(damaged("it has another format"));
+        if magic != MAGIC && magic != MAGIC_1 {
+            return Err(damaged("it has another format; use the version that wrote it, or a newer one"));
         }
         let length = u32::from_be_bytes(length.try_into().map_err(io::Error::other)?);
         let (meta, pool) = usize::try_from(length)
@@ -83,8 +84,12 @@ impl SnapshotFile {
             .and_then(|length| rest.split_at_checked(length))
             .ok_or_else(|| damaged("its metadata is cut short"))?;
         let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
-        let pool = postcard::from_bytes(pool).map_err(|e| damaged(&e.to_string()))?;
-        Ok((meta, pool))
+        let pool = if magic == MAGIC_1 {
+            postcard::from_bytes(pool).map(|pool: PoolV1| pool.into())
+        } else {
+            postcard::from_bytes(pool)
+        };
+        Ok((meta, pool.map_err(|e| damaged(&e.to_string()))?))
     }
 }
 
@@ -246,7 +251,8 @@ mod tests {
     use super::super::types::{LeaderId, LogId};
     use super::*;
     use crate::quota::amount::Micros;
-    use crate::quota::pool::{Entry, Stamp};
+    use crate::quota::policy::BucketId;
+    use crate::quota::pool::{Entry, RegionId, Stamp};
 
     fn meta(index: u64) -> SnapshotMeta {
         let last_log_id = Some(LogId { leader_id: LeaderId { term: 2, node_id: 1 }, index });
@@ -289,6 +295,30 @@ mod tests {
             fs::write(&path, &good[..at]).unwrap();
             assert!(dir.get(&path).unwrap().decode().is_err(), "cut at {at}");
         }
+    }
+
+    /// Files as they were written before regions could come and go. They must be readable for ever.
+    #[test]
+    fn former_formats_are_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = SnapshotDir::open(temp.path().to_owned()).unwrap();
+        let path = temp.path().join("1.snapshot");
+        fs::write(&path, include_bytes!("../../tests/formats/pool-1.snapshot")).unwrap();
+        let (read, pool) = dir.get(&path).unwrap().decode().unwrap();
+        assert_eq!(read, meta(5));
+        // The log that led there, in its own frozen bytes, leads to the same pool.
+        let entries: Vec<Entry> =
+            postcard::from_bytes(include_bytes!("../../tests/formats/entries-1.bin")).unwrap();
+        let mut replayed = Pool::default();
+        for entry in &entries {
+            assert!(!replayed.apply(65_537, entry).refused);
+        }
+        assert_eq!(pool, replayed);
+        assert_eq!((pool.regions().len(), pool.version(), pool.settled()), (2, 2, false));
+        let nodes: Vec<u64> = pool.members().map(|member| member.node).collect();
+        assert_eq!(nodes, [1, 2]);
+        assert_eq!(pool.epoch(RegionId(1)), (1, 1 << 50));
+        assert_eq!(pool.record(BucketId([7; 16]), RegionId(1)).map(|record| record.seq), Some(9));
     }
 
     #[test]

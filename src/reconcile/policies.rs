@@ -18,9 +18,12 @@ const ACK_AFTER: Micros = Micros::seconds(1);
 impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// The policies in the pool may be others than those in use.
     pub(super) fn read_policies(&mut self) {
-        let me = self.raft.pool().read().region(&self.region);
+        let me = self.raft.pool().read().seat(&self.region, self.raft.node_id());
         if me != self.me {
             self.me = me;
+            if me.is_none() {
+                self.leave();
+            }
             self.read_epoch();
         }
         if self.refresh_policies() {
@@ -43,7 +46,6 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let (now, generation) = (self.store.now(), self.store.generation());
         let age = (clock::now() - self.raft.applied_at().at).or_zero();
         let tau = pool.tau() + age.discount(DRIFT_PPM);
-        let regions = pool.regions();
         let policies = pool
             .policies()
             .map(|view| {
@@ -55,7 +57,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                     unseen = None;
                 }
                 let policy = view.policy.clone();
-                ActivePolicy::new(view.id, policy, regions, part, unseen, &self.core.metrics)
+                ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics)
             })
             .collect();
         for gone in before.policies().filter(|p| pool.policies().all(|view| view.id != p.id)) {
@@ -70,6 +72,18 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
         self.progress.send_modify(|p| p.policies = version);
         true
+    }
+
+    /// The cluster has this region no more: nothing of its limits is this region's to spend.
+    fn leave(&mut self) {
+        tracing::warn!(region = %self.region, "the region has left the cluster, and lets nothing through any more");
+        for gone in self.core.active.load_full().policies() {
+            self.core.metrics.forget_policy(&gone.policy.name, gone.policy.mode);
+        }
+        let none = Active::none(self.unmatched_allowed, &self.core.metrics);
+        self.core.active.store(none.into());
+        self.set_epoch(None);
+        self.progress.send_modify(|p| p.policies = 0);
     }
 
     /// Says that this region uses no more than the policies in force allow, once that is so for everything under way.

@@ -1,8 +1,12 @@
-//! The admin listener: health, readiness, metrics, state, policies.
+//! The admin listener: health, readiness, metrics, state, policies, regions.
+
+mod regions;
+
+pub use regions::RegionAction;
 
 use super::listen::{Accepted, Acceptor, ConnectionLimits};
 use super::problem::{Fault, Problem};
-use super::state::{AppliedPolicies, BucketView, NotReady, State as DaemonState};
+use super::state::{AppliedPolicies, BucketView, NotReady, RegionStep, RegionsState, State as DaemonState};
 use crate::telemetry::metrics::Protocol;
 use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
@@ -48,6 +52,16 @@ pub trait AdminSource: Send + Sync + 'static {
     /// Puts policies in force, all or nothing.
     fn apply(&self, change: PolicyChange) -> BoxFuture<'_, Result<AppliedPolicies, ApplyError>>;
 
+    /// Who is in the cluster.
+    fn regions(&self) -> RegionsState;
+
+    /// Takes the next step of a change of one region. It is asked again until the step says that it is done.
+    fn change_region(
+        &self,
+        region: String,
+        action: RegionAction,
+    ) -> BoxFuture<'_, Result<RegionStep, ApplyError>>;
+
     /// One bucket in every region; `values` are the descriptor's entries.
     fn bucket<'a>(
         &'a self,
@@ -67,11 +81,11 @@ pub struct PolicyChange {
     pub dry_run: bool,
 }
 
-/// Why policies were not put in force.
+/// Why policies were not put in force, or a region was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
     /// The file has faults: each with its line, column and mend.
-    #[error("the policies have {} fault{}", .0.len(), if .0.len() == 1 { "" } else { "s" })]
+    #[error("it has {} fault{}", .0.len(), if .0.len() == 1 { "" } else { "s" })]
     Invalid(Vec<String>),
     /// Another version is in force than the one that was expected.
     #[error("version {0} is in force, not the one that was expected; read it and apply your change to it")]
@@ -83,7 +97,7 @@ pub enum ApplyError {
     #[error("{0}")]
     Unavailable(String),
     /// It may have happened, or may yet.
-    #[error("the outcome is not known: {0}; look at the version in force before you try again")]
+    #[error("the outcome is not known: {0}; look at what is in force before you try again")]
     Unknown(String),
 }
 
@@ -120,8 +134,23 @@ pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
         .route("/metrics", get(metrics))
         .route("/v1/state", get(daemon_state))
         .route("/v1/policies", get(policies).put(put_policies))
+        .route("/v1/regions", get(regions::list).post(regions::add))
+        .route("/v1/regions/{region}", axum::routing::delete(regions::remove))
+        .route("/v1/regions/{region}/{action}", axum::routing::post(regions::act))
         .route("/v1/buckets/{policy}", get(bucket))
         .with_state(state)
+}
+
+/// The routes of a daemon that waits to be let into the cluster, and why it waits.
+pub fn waiting_router(waits_for: watch::Receiver<Option<String>>) -> Router {
+    let readyz = move || {
+        let why = waits_for.borrow().clone().unwrap_or_else(|| "it starts".into());
+        async move {
+            let not_ready = NotReady { ready: false, reasons: vec![why] };
+            (StatusCode::SERVICE_UNAVAILABLE, Json(not_ready))
+        }
+    };
+    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
 }
 
 /// Serves `routes` on the current runtime until `stopping`, and finishes what is in flight, within two seconds.
@@ -194,7 +223,7 @@ async fn put_policies(
     body: axum::body::Body,
 ) -> Result<Response, Problem> {
     admin.access.check(peer.ip(), &headers)?;
-    let dry_run = dry_run(&query)?;
+    let dry_run = flag(&query, "dry_run")?;
     let expected = expected(&headers)?;
     let body = http_body_util::Limited::new(body, POLICIES_MAX).collect().await;
     let body = body.map_err(|_| {
@@ -242,19 +271,20 @@ async fn bucket(
     }
 }
 
-fn dry_run(query: &[(String, String)]) -> Result<bool, Problem> {
+/// The one parameter that a request may have, off where it is left out.
+fn flag(query: &[(String, String)], name: &str) -> Result<bool, Problem> {
     let fault = |what: String| Err(Problem::new(StatusCode::BAD_REQUEST, what));
-    let mut dry_run = false;
+    let mut flag = false;
     for (key, value) in query {
-        dry_run = match (key.as_str(), value.as_str()) {
-            ("dry_run", "" | "1" | "true") => true,
-            ("dry_run", "0" | "false") => false,
+        flag = match (key == name, value.as_str()) {
+            (true, "" | "1" | "true") => true,
+            (true, "0" | "false") => false,
             // A misspelt `dry_run` must not change the policies in earnest.
-            ("dry_run", _) => return fault(format!("dry_run: is `{value}`; write 1 or 0")),
-            _ => return fault(format!("`{key}` is no parameter; the only one is dry_run")),
+            (true, _) => return fault(format!("{name}: is `{value}`; write 1 or 0")),
+            (false, _) => return fault(format!("`{key}` is no parameter; the only one is {name}")),
         };
     }
-    Ok(dry_run)
+    Ok(flag)
 }
 
 /// `If-Match` (RFC 9110, section 13.1.1): the version that must be in force; `*`: any.

@@ -58,8 +58,56 @@ pub struct RaftState {
     pub voters: Vec<String>,
     /// Regions without one.
     pub learners: Vec<String>,
+    /// Regions that are leaving the cluster.
+    pub leaving: Vec<String>,
     /// This region's epoch: how often it has joined.
     pub epoch: u64,
+}
+
+/// `GET /v1/regions`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegionsState {
+    /// The region that answers.
+    pub region: String,
+    /// Those that are in the cluster, are coming, or are leaving it.
+    pub regions: Vec<RegionState>,
+}
+
+/// A region of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegionState {
+    /// Its name.
+    pub region: String,
+    /// Its Raft node id.
+    pub node: u64,
+    /// Its peer listener, if it follows the log.
+    pub url: Option<String>,
+    /// `in`, `leaving` or `out` (and still to be forgotten).
+    pub standing: String,
+    /// `voter`, `learner`, or `none`: it does not follow the log.
+    pub role: String,
+    /// It leads, as far as the answering region knows.
+    pub leads: bool,
+    /// It is the answering region, or has answered that one's last pings.
+    pub reachable: bool,
+    /// How long what it has changed still takes, if it is not through.
+    pub waits_for: Option<String>,
+}
+
+/// A step of a change of a region.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegionStep {
+    /// The region.
+    pub region: String,
+    /// Its Raft node id.
+    pub node: u64,
+    /// Nothing more is to be done.
+    pub done: bool,
+    /// What the next step waits for.
+    pub waits_for: Option<String>,
 }
 
 /// Another region, as seen from here.

@@ -163,6 +163,27 @@ async fn raising_a_burst_makes_room_and_no_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_raised_part_is_in_use_once_the_change_has_settled() {
+    let policies = |rate: u32| one_policy(&format!("{{ rate: {rate}/s, burst: {rate} }}"), "mode: split");
+    let (_redis, daemon) = region(&policies(5), "").await;
+    let (history, ask) = (History::default(), Ask::new("busy", "api", &[("tenant", "7")]));
+    let _load = Steady::start(&ask, &[daemon.api()], &[60], &history);
+    let put = daemon.admin().put_yaml("/v1/policies", &policies(40)).await.expect("an answer");
+    assert_eq!(put.status, 200, "{}", put.text);
+    // There is no pool: all of it is this region's part, which grows when no lease under the old policy can be left.
+    eventually("the raised part is in use", Duration::from_secs(30), || async {
+        let now = Instant::now();
+        let from = now.checked_sub(Duration::from_secs(2)).unwrap_or(now);
+        let admitted = history.admitted_in("busy", 0, from, now);
+        hold(admitted >= 70, || {
+            format!("{admitted} in two seconds; by second:\n{}", history.by_second("busy"))
+        })
+    })
+    .await;
+    Bound::per_second(40, 40).must_hold(&history.admitted("busy"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_rate_takes_effect_on_a_bucket_in_use_without_a_free_burst() {
     let policies =
         |rate: u32| one_policy(&format!("{{ rate: {rate}/s, burst: 10 }}"), "mode: strict, wait: 1s");

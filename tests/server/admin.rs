@@ -3,9 +3,13 @@
 use crate::{Answer, client};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use quorate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange};
+use quorate::server::admin::{
+    self, Access, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction,
+};
 use quorate::server::listen;
-use quorate::server::state::{AppliedPolicies, BucketView, NotReady, State};
+use quorate::server::state::{
+    AppliedPolicies, BucketView, NotReady, RegionState, RegionStep, RegionsState, State,
+};
 use quorate::telemetry::Metrics;
 use reqwest::{Method, RequestBuilder};
 use serde_json::json;
@@ -51,6 +55,27 @@ impl AdminSource for Source {
                 *policies = (version, change.yaml);
             }
             Ok(AppliedPolicies { version, dry_run: change.dry_run })
+        }
+        .boxed()
+    }
+
+    fn regions(&self) -> RegionsState {
+        let region = RegionState { region: "us-east".into(), ..RegionState::default() };
+        RegionsState { region: "us-east".into(), regions: vec![region] }
+    }
+
+    fn change_region(
+        &self,
+        region: String,
+        action: RegionAction,
+    ) -> BoxFuture<'_, Result<RegionStep, ApplyError>> {
+        async move {
+            let waits_for = match action {
+                RegionAction::Demote => return Err(ApplyError::Refused("it would lose quorum".into())),
+                RegionAction::Lead => return Err(ApplyError::Unavailable("nobody leads".into())),
+                other => Some(format!("{other:?}")),
+            };
+            Ok(RegionStep { region, waits_for, ..RegionStep::default() })
         }
         .boxed()
     }
@@ -199,6 +224,49 @@ async fn changes_need_the_token() {
     assert_eq!(admin.put("", yaml, &[("authorization", "bearer s3cret")]).await.status, 200);
     assert_eq!(admin.get("/v1/policies").await.status, 200, "reading needs none");
     assert_eq!(format!("{:?}", Access { token: Some("s3cret".into()) }), "Access { token: Some(\"...\") }");
+}
+
+#[tokio::test]
+async fn regions_are_changed_step_by_step() {
+    let admin = Admin::new(Some("s3cret"));
+    assert_eq!(admin.get("/v1/regions").await.body["regions"][0]["region"], json!("us-east"));
+    let ask = async |method, path: &str, body: &str| {
+        let request = admin.to(method, path).header("authorization", "Bearer s3cret").body(body.to_owned());
+        admin.send(request).await
+    };
+    let body = r#"{"region": "ca-west", "url": "https://ca:1"}"#;
+    let added = ask(Method::POST, "/v1/regions", body).await;
+    assert_eq!((added.status, &added.body["region"]), (200, &json!("ca-west")));
+    assert_eq!(added.body["waits_for"], json!(r#"Add { url: "https://ca:1" }"#));
+    assert_eq!(added.body["done"], json!(false));
+    let removed = ask(Method::DELETE, "/v1/regions/ca-west?presume_dead=1", "").await;
+    assert_eq!(removed.body["waits_for"], json!("Remove { presume_dead: true }"));
+    let removed = ask(Method::DELETE, "/v1/regions/ca-west", "").await;
+    assert_eq!(removed.body["waits_for"], json!("Remove { presume_dead: false }"));
+    assert_eq!(
+        ask(Method::POST, "/v1/regions/ca-west/promote", "").await.body["waits_for"],
+        json!("Promote")
+    );
+
+    // A promise is not made by a slip of the pen, and nothing is done for whoever may not.
+    for (method, path, body, status) in [
+        (Method::DELETE, "/v1/regions/ca-west?presumed_dead=1", "", 400),
+        (Method::DELETE, "/v1/regions/ca-west?presume_dead=yes", "", 400),
+        (Method::POST, "/v1/regions", r#"{"region": "ca-west"}"#, 400),
+        (Method::POST, "/v1/regions", r#"{"region": "ca-west", "url": "x", "voter": true}"#, 400),
+        (Method::POST, "/v1/regions/ca-west/demote", "", 409),
+        (Method::POST, "/v1/regions/ca-west/lead", "", 503),
+        (Method::POST, "/v1/regions/ca-west/praise", "", 404),
+    ] {
+        assert_eq!(ask(method, path, body).await.status, status, "{path} {body}");
+    }
+    for (method, path) in [
+        (Method::POST, "/v1/regions"),
+        (Method::DELETE, "/v1/regions/ca-west"),
+        (Method::POST, "/v1/regions/ca-west/promote"),
+    ] {
+        assert_eq!(admin.send(admin.to(method, path).body(body)).await.status, 401, "{path}");
+    }
 }
 
 /// A page in a browser can send its own requests here, but under its own name.

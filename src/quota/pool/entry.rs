@@ -4,7 +4,7 @@ use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::policy::{BucketId, Policy, RegionName};
 use serde::{Deserialize, Serialize};
 
-/// A region's position in the cluster's list of regions.
+/// A region's position in the cluster's list of all regions that it ever had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RegionId(pub u16);
@@ -46,6 +46,10 @@ pub enum Op {
     SetPolicies(SetPolicies),
     /// A region has read new policies.
     Ack(Ack),
+    /// A region comes into the cluster.
+    AddRegion(AddRegion),
+    /// A region leaves the cluster.
+    RemoveRegion(RemoveRegion),
 }
 
 /// A region's only request about a bucket: "this is what I still hold, this is what I give back, this is what I need".
@@ -117,6 +121,29 @@ pub struct Ack {
     pub version: u64,
 }
 
+/// A region comes into the cluster, or comes back: every limit is cut anew, and it gets its part once everyone knows.
+/// Changes nothing if it is in already.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddRegion {
+    /// Its name.
+    pub name: RegionName,
+    /// The Raft node id of its last life (0: it has had none): a copy that comes late must not bring it back once more.
+    pub previous: u64,
+}
+
+/// A region leaves: every limit is cut anew among the others, who get its part once everyone knows, the region that
+/// leaves included. Changes nothing if it has left already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoveRegion {
+    /// Which region.
+    pub region: RegionId,
+    /// Its Raft node id: a copy that comes late must not remove its next life.
+    pub node: u64,
+    /// An operator's promise that it admits nothing any more, and never will under this node id: its word is not waited
+    /// for.
+    pub presume_dead: bool,
+}
+
 /// What an entry did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
@@ -126,7 +153,7 @@ pub struct Applied {
     pub records: Vec<(RegionId, BucketId)>,
     /// Regions whose epoch changed.
     pub joined: Vec<RegionId>,
-    /// What became of a [`SetPolicies`] (of the last, if there were several), or of a [`Op::Found`].
+    /// What became of a [`SetPolicies`], [`Op::Found`], [`AddRegion`] or [`RemoveRegion`] (of the last, if there were several).
     pub policies: Option<PolicyOutcome>,
     /// Did an acknowledgement count?
     pub acknowledged: bool,
@@ -134,14 +161,15 @@ pub struct Applied {
     pub breached: Vec<BucketId>,
 }
 
-/// What became of a [`SetPolicies`].
+/// What became of a change of policies or regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PolicyOutcome {
-    /// They are in force under this version.
+    /// It is in force under this version.
     Set(u64),
     /// Another version is in force than the one that was expected.
     Conflict(u64),
-    /// These can't be policies (too many, a name twice, amounts beyond what a limit may have), there is no cluster yet, or
-    /// too many changes still wait for regions to acknowledge them. Nothing has changed.
+    /// Nothing has changed: these can't be policies (too many, a name twice, amounts beyond what a limit may have) or
+    /// regions (too many, the last one, one that is still leaving), there is no cluster yet, or too many changes still wait
+    /// for regions to acknowledge them.
     Refused,
 }

@@ -9,13 +9,18 @@
 //! slice that was cut under an older version is out. So whatever mix of versions the regions have read, what they use and
 //! what is lent never adds up to more than one of the limits in play; and all of it is computed from applied entries
 //! alone, so a restarted daemon computes the same.
+//!
+//! Regions that come and go are changes of this kind, too: a new version, with the same policies cut up in another way. In
+//! versions before it came a region has a part of nothing, so it uses nothing until all others know. A region that is gone
+//! counts as having acknowledged whatever may come.
 
 use super::entry::RegionId;
 use super::ledger::Ledger;
+use super::members::Members;
 use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
 use crate::quota::bucket::Unseen;
-use crate::quota::policy::{Cut, Limit, Mode, Part, Policy, RegionName, Share};
+use crate::quota::policy::{Cut, Limit, Mode, Part, Policy, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,6 +30,9 @@ pub const POLICIES_MAX: usize = 10_000;
 /// The most versions that may wait to be settled (for an unreachable region, say). One more is refused.
 pub const VERSIONS_MAX: usize = 64;
 
+/// See [`Policies::acked`].
+const GONE: u64 = u64::MAX;
+
 /// All policies, by id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Policies {
@@ -32,7 +40,7 @@ pub(super) struct Policies {
     settled: u64,
     /// The versions after `settled`, oldest first.
     unsettled: VecDeque<Unsettled>,
-    /// The version that each region has acknowledged last.
+    /// The version that each region has acknowledged last; [`GONE`]: nobody waits for its word.
     acked: Vec<u64>,
     /// Ids of the policies in force, in the order in which their author wrote them.
     order: Vec<u32>,
@@ -95,11 +103,12 @@ pub(super) struct Gone {
 
 impl Policies {
     /// The first version.
-    pub(super) fn found(regions: &[RegionName], policies: &[Policy], tau: Micros) -> Option<Self> {
+    pub(super) fn found(members: &Members, policies: &[Policy], tau: Micros) -> Option<Self> {
         sound(policies).then_some(())?;
-        let mut new = Self { version: 1, settled: 1, acked: vec![1; regions.len()], ..Self::default() };
+        let acked = vec![1; members.names().len()];
+        let mut new = Self { version: 1, settled: 1, acked, ..Self::default() };
         for policy in policies {
-            new.add(regions, policy, tau)?;
+            new.add(members, policy, tau)?;
         }
         Some(new)
     }
@@ -109,10 +118,20 @@ impl Policies {
         self.version
     }
 
+    /// The newest version that has settled.
+    pub(super) fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// May one more version wait to be settled?
+    pub(super) fn has_room(&self) -> bool {
+        self.unsettled.len() < VERSIONS_MAX
+    }
+
     /// Can `policies` be set?
     pub(super) fn accepts(&self, policies: &[Policy]) -> bool {
         let ids_left = u32::MAX.saturating_sub(self.next_id);
-        self.unsettled.len() < VERSIONS_MAX
+        self.has_room()
             && sound(policies)
             && u32::try_from(policies.len()).is_ok_and(|new| new <= ids_left)
             && self.slots.len().saturating_add(policies.len()) <= POLICIES_MAX.saturating_mul(4)
@@ -120,7 +139,7 @@ impl Policies {
 
     /// The policies become these (which [`Self::accepts`]) at Raft time `tau`. Every bucket must have been advanced to `tau`,
     /// and must be advanced once more afterwards.
-    pub(super) fn set(&mut self, regions: &[RegionName], policies: &[Policy], tau: Micros) -> u64 {
+    pub(super) fn set(&mut self, members: &Members, policies: &[Policy], tau: Micros) -> u64 {
         self.advance(tau);
         self.version = self.version.saturating_add(1);
         self.order.clear();
@@ -128,7 +147,7 @@ impl Policies {
         let mut kept: BTreeMap<Arc<str>, u32> = BTreeMap::new();
         let mut full = Vec::new();
         for slot in &mut self.slots {
-            if slot.revise(by_name.get(&*slot.name).copied(), regions, self.version) {
+            if slot.revise(by_name.get(&*slot.name).copied(), members, self.version) {
                 full.push(slot.id);
             }
             kept.insert(slot.name.clone(), slot.id);
@@ -137,13 +156,11 @@ impl Policies {
             match kept.get(&policy.name) {
                 Some(id) => self.order.push(*id),
                 None => {
-                    self.add(regions, policy, tau);
+                    self.add(members, policy, tau);
                 }
             }
         }
-        let editions = self.slots.iter().flat_map(|slot| &slot.editions);
-        let longest = editions.filter_map(|e| e.cut.as_ref()).map(|cut| cut.lease).max().unwrap_or_default();
-        self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
+        self.await_settling(tau);
         self.recount();
         for slot in self.slots.iter_mut().filter(|slot| full.binary_search(&slot.id).is_ok()) {
             slot.fill();
@@ -151,9 +168,49 @@ impl Policies {
         self.version
     }
 
+    /// The same policies are cut up for other regions from Raft time `tau` on. Every bucket must have been advanced to `tau`,
+    /// and must be advanced once more afterwards.
+    pub(super) fn share_anew(&mut self, members: &Members, tau: Micros) -> u64 {
+        self.advance(tau);
+        self.version = self.version.saturating_add(1);
+        for slot in &mut self.slots {
+            slot.share_anew(members, self.version);
+        }
+        self.await_settling(tau);
+        self.recount();
+        self.version
+    }
+
+    /// A region is new under the newest version, or new again: it has used nothing, and says what it reads from here on.
+    pub(super) fn welcome(&mut self, region: RegionId) {
+        let at = usize::from(region.0);
+        if at >= self.acked.len() {
+            self.acked.resize(at.saturating_add(1), GONE);
+        }
+        if let Some(acked) = self.acked.get_mut(at) {
+            *acked = self.version;
+        }
+        self.recount();
+    }
+
+    /// A region uses nothing any more: it counts as having acknowledged whatever may come. Buckets must be advanced before
+    /// and after.
+    pub(super) fn retire(&mut self, region: RegionId, tau: Micros) {
+        self.advance(tau);
+        if let Some(acked) = self.acked.get_mut(usize::from(region.0)) {
+            *acked = GONE;
+        }
+        self.recount();
+    }
+
     /// Would this acknowledgement change anything?
     pub(super) fn awaits(&self, region: RegionId, version: u64) -> bool {
         version <= self.version && self.acked.get(usize::from(region.0)).is_some_and(|acked| *acked < version)
+    }
+
+    /// Must it acknowledge what is new? (Not if it is gone, or is no region.)
+    pub(super) fn is_awaited(&self, region: RegionId) -> bool {
+        self.acked.get(usize::from(region.0)).is_some_and(|acked| *acked != GONE)
     }
 
     /// A region uses no more than the smallest of all versions up to this one. Buckets must be advanced before and after.
@@ -223,6 +280,13 @@ impl Policies {
         move |id| ids.binary_search(&id).is_ok()
     }
 
+    /// The newest version can settle once nothing that was lent under an older one is out.
+    fn await_settling(&mut self, tau: Micros) {
+        let editions = self.slots.iter().flat_map(|slot| &slot.editions);
+        let longest = editions.filter_map(|e| e.cut.as_ref()).map(|cut| cut.lease).max().unwrap_or_default();
+        self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
+    }
+
     fn advance(&mut self, tau: Micros) {
         for slot in &mut self.slots {
             slot.advance(tau);
@@ -235,16 +299,16 @@ impl Policies {
         }
     }
 
-    fn add(&mut self, regions: &[RegionName], policy: &Policy, tau: Micros) -> Option<()> {
+    fn add(&mut self, members: &Members, policy: &Policy, tau: Micros) -> Option<()> {
         let id = self.next_id;
         self.next_id = self.next_id.checked_add(1)?;
-        let edition = Edition::of(policy, regions, self.version);
+        let edition = Edition::of(policy, members, self.version);
         let mut slot = Slot {
             id,
             name: policy.name.clone(),
             editions: vec![edition],
             usable: Vec::new(),
-            unseen_parts: vec![None; regions.len()],
+            unseen_parts: Vec::new(),
             unseen: Ledger::new(id, tau),
             pool: Default::default(),
         };
@@ -280,14 +344,14 @@ impl Slot {
     }
 
     /// Says whether it was unlimited and is not any more: then it starts full, like a new one.
-    fn revise(&mut self, policy: Option<&Policy>, regions: &[RegionName], version: u64) -> bool {
+    fn revise(&mut self, policy: Option<&Policy>, members: &Members, version: u64) -> bool {
         let Some(last) = self.editions.last_mut() else { return false };
         if policy == last.policy.as_deref() {
             return false;
         }
         let new = match policy {
-            Some(policy) => Edition::of(policy, regions, version),
-            None => Edition::removed(regions.len(), version),
+            Some(policy) => Edition::of(policy, members, version),
+            None => Edition::removed(members.names().len(), version),
         };
         // What changes no amount needs nobody's word. A policy that comes back is one that changes.
         if new.cut == last.cut && new.policy.is_some() && last.policy.is_some() {
@@ -297,6 +361,16 @@ impl Slot {
         let bounded = last.cut.is_none() && new.cut.is_some();
         self.editions.push(new);
         bounded
+    }
+
+    /// Other regions share it from `version` on.
+    fn share_anew(&mut self, members: &Members, version: u64) {
+        let Some(last) = self.editions.last() else { return };
+        let Some(policy) = last.policy.clone() else { return };
+        let cut = members.cut(&policy);
+        if cut != last.cut {
+            self.editions.push(Edition { from: version, policy: Some(policy), cut });
+        }
     }
 
     /// Forgets what was over before version `settled`. Says whether the policy lives, and whether its buckets are to go.
@@ -321,7 +395,10 @@ impl Slot {
     /// Works out what regions may use and what the pool counts, and clips levels to what is left.
     fn recount(&mut self, acked: &[u64]) {
         let Some(now) = self.editions.last() else { return };
-        let before = std::mem::take(&mut self.usable);
+        let mut before = std::mem::take(&mut self.usable);
+        // A region that is new had nothing before.
+        before.resize(acked.len(), Part::default());
+        self.unseen_parts.resize(acked.len(), None);
         let Some(whole) = &now.cut else {
             self.usable = vec![Part::default(); acked.len()];
             self.pool = Default::default();
@@ -350,8 +427,8 @@ impl Slot {
 }
 
 impl Edition {
-    fn of(policy: &Policy, regions: &[RegionName], from: u64) -> Self {
-        Self { from, policy: Some(Arc::new(policy.clone())), cut: policy.cut(regions) }
+    fn of(policy: &Policy, members: &Members, from: u64) -> Self {
+        Self { from, policy: Some(Arc::new(policy.clone())), cut: members.cut(policy) }
     }
 
     /// A policy that is no more, until everyone knows: a limit of nothing.
@@ -361,8 +438,9 @@ impl Edition {
         Self { from, policy: None, cut: Some(cut) }
     }
 
+    /// Its part of a limit (of nothing, where it was no region yet); `None`: there is no limit.
     fn part(&self, region: usize) -> Option<Part> {
-        self.cut.as_ref().and_then(|cut| cut.parts.get(region)).copied()
+        self.cut.as_ref().map(|cut| cut.parts.get(region).copied().unwrap_or_default())
     }
 }
 

@@ -169,6 +169,7 @@ impl Client {
             .header(header::CLUSTER, &me.cluster)
             .header(header::REGION, &*me.region)
             .header(header::INSTANCE, me.instance)
+            .header(header::NODE, me.node_id)
             .header(header::TO, &*peer.region);
         match self.peers.instance(&peer.region) {
             Some(instance) => request.header(header::TO_INSTANCE, instance),
@@ -180,25 +181,28 @@ impl Client {
     pub fn check(&self, peer: &Peer, reply: reqwest::Response) -> Result<reqwest::Response, CallError> {
         let get = |name| reply.headers().get(name).and_then(|value| value.to_str().ok());
         if let Some(refusal) = get(header::REFUSED).and_then(Refusal::named) {
-            if self.peers.may_log_refusal() {
+            self.peers.refused_by(&peer.region, refusal);
+            if refusal != Refusal::Removed && self.peers.may_log_refusal() {
                 tracing::error!(region = %peer.region, url = %peer.url, refusal = refusal.name(), "a peer refuses this node");
             }
             return Err(CallError::Refused(refusal));
         }
         let region = get(header::REGION);
         let instance = get(header::INSTANCE).and_then(|n| n.parse().ok());
+        let node = get(header::NODE).and_then(|n| n.parse().ok());
         let (Some(region), Some(instance)) = (region, instance) else {
             return Err(CallError::Lost(format!("{} is not a peer of this cluster", peer.url)));
         };
         if region != &*peer.region {
             return Err(CallError::Refused(Refusal::Target));
         }
-        if !self.peers.meet(&peer.region, instance) {
+        if !self.peers.meet(&peer.region, node, instance) {
             if self.peers.may_log_refusal() {
                 tracing::error!(region = %peer.region, url = %peer.url, "a peer answers with other data than it had; it is ignored");
             }
             return Err(CallError::Refused(Refusal::TargetInstance));
         }
+        self.peers.accepted_by(&peer.region);
         match reply.status() {
             status if status.is_success() => Ok(reply),
             http::StatusCode::SERVICE_UNAVAILABLE => Err(CallError::Busy),
@@ -265,7 +269,7 @@ pub(crate) struct Target {
 
 impl Target {
     fn new(client: &Client, id: u64, node: &PeerNode, heartbeats: bool) -> Self {
-        client.peers.add(&node.region, &node.url);
+        client.peers.add(id, &node.region, &node.url);
         Self { client: client.clone(), id, node: node.clone(), heartbeats }
     }
 

@@ -2,23 +2,44 @@
 
 use super::wire::{Refusal, header};
 use crate::quota::policy::RegionName;
+pub(crate) use crate::quota::pool::REGIONS_MAX;
 use crate::raft::data_dir::{Acquaintances, Identity};
 use http::HeaderMap;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// The most regions of a cluster.
-pub(crate) const REGIONS_MAX: usize = 64;
 
 /// All regions but this one.
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub me: Identity,
     known: Acquaintances,
-    peers: RwLock<BTreeMap<RegionName, Arc<Peer>>>,
+    /// Where this region's configuration says that the others are.
+    configured: BTreeMap<RegionName, String>,
+    book: RwLock<Book>,
+    /// Peers that say that this node has been removed.
+    removed_by: Mutex<BTreeSet<RegionName>>,
     refusals: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    peers: BTreeMap<RegionName, Arc<Peer>>,
+    /// The newest list of members that this node has heard of. Until there is one, the peers are those of the configuration.
+    members: Option<Listed>,
+    /// The node id that each region had when this process first heard of it: the configuration knows where that one is.
+    first: BTreeMap<RegionName, u64>,
+}
+
+#[derive(Debug)]
+struct Listed {
+    /// Of the log entry that says so.
+    index: u64,
+    /// It is in this node's own log: whatever takes its place there counts, also an earlier entry, where this one was not
+    /// committed in the end.
+    own: bool,
+    nodes: BTreeMap<RegionName, u64>,
 }
 
 /// One of them.
@@ -61,43 +82,68 @@ impl Peer {
 
 impl Peers {
     pub fn new(me: Identity, known: Acquaintances, regions: &[(RegionName, String)]) -> Self {
-        let peers = Self { me, known, peers: RwLock::default(), refusals: Mutex::new(None) };
+        let configured = regions.iter().cloned().collect();
+        let (book, removed_by, refusals) = Default::default();
+        let peers = Self { me, known, configured, book, removed_by, refusals };
         for (region, url) in regions {
-            peers.add(region, url);
+            peers.book_mut().add(&peers.me, region, url);
         }
         peers
     }
 
-    /// A region of the cluster. Where it is already known, its URL stays: the configuration says it before any member's
-    /// entry in the log does.
-    pub fn add(&self, region: &RegionName, url: &str) {
-        if *region == self.me.region {
-            return;
-        }
-        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
-        if peers.len() < REGIONS_MAX {
-            peers.entry(region.clone()).or_insert_with(|| {
-                let url = url.trim_end_matches('/').to_owned();
-                Arc::new(Peer { region: region.clone(), url, health: Mutex::default() })
-            });
+    /// A member of the cluster that may not be on the newest list yet.
+    pub fn add(&self, node: u64, region: &RegionName, url: &str) {
+        let mut book = self.book_mut();
+        let url = self.url_of(&book, node, region, url);
+        if !book.peers.contains_key(region) {
+            book.add(&self.me, region, &url);
         }
     }
 
+    /// These are the members of the cluster, says the log at `index`: this node's `own`, or what a peer has applied. Who is no
+    /// member is no peer; the newest list counts. Where a region is, the configuration says before the log does, unless it has
+    /// come back as another node.
+    pub fn follow(&self, index: u64, members: &[(u64, RegionName, String)], own: bool) {
+        let mut book = self.book_mut();
+        let newer = book.members.as_ref().is_none_or(|known| index > known.index || own && known.own);
+        if members.is_empty() || !newer {
+            return;
+        }
+        let mut nodes = BTreeMap::new();
+        let mut urls = BTreeMap::new();
+        let mut sorted: Vec<_> = members.iter().collect();
+        sorted.sort_unstable(); // of a region that is there twice, the newer node counts
+        for (node, region, url) in sorted {
+            nodes.insert(region.clone(), *node);
+            book.first.entry(region.clone()).or_insert(*node);
+            urls.insert(region.clone(), self.url_of(&book, *node, region, url));
+        }
+        book.peers.retain(|region, peer| urls.get(region).is_some_and(|url| *url == peer.url));
+        for (region, url) in &urls {
+            book.add(&self.me, region, url);
+        }
+        book.members = Some(Listed { index, own, nodes });
+    }
+
     pub fn get(&self, region: &str) -> Option<Arc<Peer>> {
-        self.peers.read().unwrap_or_else(PoisonError::into_inner).get(region).cloned()
+        self.book().peers.get(region).cloned()
     }
 
     /// By name.
     pub fn all(&self) -> Vec<Arc<Peer>> {
-        self.peers.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.book().peers.values().cloned().collect()
     }
 
+    /// The instance by which this node knows a region, as the node that it is now.
     pub fn instance(&self, region: &str) -> Option<u64> {
-        self.known.get(region)
+        let (node, instance) = self.known.get(region)?;
+        let same = node.zip(self.book().node(region)).is_none_or(|(met, now)| met == now);
+        same.then_some(instance)
     }
 
-    /// Looks at who calls, before anything is done for them. Writes to disk when a peer calls for the first time.
-    pub fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    /// Looks at who calls, before anything is done for them. Writes to disk when a peer calls for the first time. `anyone`: it
+    /// need not be a peer.
+    pub fn admit(&self, headers: &HeaderMap, anyone: bool) -> Result<(), Refusal> {
         let get = |name| headers.get(name).and_then(|value| value.to_str().ok());
         if get(header::PROTOCOL) != Some(super::wire::PROTOCOL) {
             return Err(Refusal::Protocol);
@@ -111,17 +157,71 @@ impl Peers {
         if get(header::TO_INSTANCE).is_some_and(|to| to.parse() != Ok(self.me.instance)) {
             return Err(Refusal::TargetInstance);
         }
-        let from = get(header::REGION).and_then(|region| self.get(region)).ok_or(Refusal::Stranger)?;
+        if anyone {
+            return Ok(());
+        }
+        let region = get(header::REGION).ok_or(Refusal::Stranger)?;
+        let node = get(header::NODE).and_then(|n| n.parse().ok());
         let instance = get(header::INSTANCE).and_then(|n| n.parse().ok()).ok_or(Refusal::Stranger)?;
-        if self.meet(&from.region, instance) { Ok(()) } else { Err(Refusal::Instance) }
+        let Some(from) = self.get(region) else {
+            // Not a member. Either it was, and this node has met it, or it is one of which this node has not heard yet.
+            let left = self.known.get(region).is_some_and(|(met, known)| known == instance || met > node);
+            return Err(if left { Refusal::Removed } else { Refusal::Stranger });
+        };
+        match node.zip(self.book().node(region)) {
+            Some((node, member)) if node < member => return Err(Refusal::Removed),
+            Some((node, member)) if node > member => return Err(Refusal::Stranger),
+            _ => (),
+        }
+        if self.meet(&from.region, node, instance) { Ok(()) } else { Err(Refusal::Instance) }
     }
 
-    /// Is `region` still the one that this node knows (or does it know none)?
-    pub fn meet(&self, region: &RegionName, instance: u64) -> bool {
-        self.known.meet(region, instance).unwrap_or_else(|fault| {
+    /// Is `region` still the one that this node knows (or does it know none)? A newer node is another one, if the members'
+    /// list has it.
+    pub fn meet(&self, region: &RegionName, node: Option<u64>, instance: u64) -> bool {
+        let listed = self.book().node(region);
+        if node.zip(listed).is_some_and(|(node, listed)| node != listed) {
+            return false;
+        }
+        self.known.meet(region, node, instance).unwrap_or_else(|fault| {
             tracing::error!(%fault, "cannot write down a peer; its calls are refused until it can be");
             false
         })
+    }
+
+    /// A peer refuses this node.
+    pub fn refused_by(&self, region: &RegionName, refusal: Refusal) {
+        if refusal == Refusal::Removed && self.removed_by_mut().insert(region.clone()) {
+            tracing::warn!(by = %region, "this region has been removed from the cluster, says a peer");
+        }
+    }
+
+    /// A peer answers this node.
+    pub fn accepted_by(&self, region: &RegionName) {
+        self.removed_by_mut().remove(region);
+    }
+
+    /// Do peers say that this node has been removed?
+    pub fn is_removed(&self) -> bool {
+        !self.removed_by_mut().is_empty()
+    }
+
+    fn url_of(&self, book: &Book, node: u64, region: &RegionName, url: &str) -> String {
+        let moved = book.first.get(region).is_some_and(|first| node > *first);
+        let configured = self.configured.get(region).filter(|_| !moved).map_or(url, String::as_str);
+        configured.trim_end_matches('/').to_owned()
+    }
+
+    fn book(&self) -> RwLockReadGuard<'_, Book> {
+        self.book.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn book_mut(&self) -> RwLockWriteGuard<'_, Book> {
+        self.book.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn removed_by_mut(&self) -> MutexGuard<'_, BTreeSet<RegionName>> {
+        self.removed_by.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True at most every ten seconds: refusals come at the rate of calls, and one line says it.
@@ -132,5 +232,92 @@ impl Peers {
             *last = Some(Instant::now());
         }
         due
+    }
+}
+
+impl Book {
+    fn add(&mut self, me: &Identity, region: &RegionName, url: &str) {
+        if *region == me.region || self.peers.len() >= REGIONS_MAX {
+            return;
+        }
+        self.peers.entry(region.clone()).or_insert_with(|| {
+            let url = url.trim_end_matches('/').to_owned();
+            Arc::new(Peer { region: region.clone(), url, health: Mutex::default() })
+        });
+    }
+
+    fn node(&self, region: &str) -> Option<u64> {
+        self.members.as_ref()?.nodes.get(region).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peers(dir: &std::path::Path) -> Peers {
+        let regions = [("a", "http://a/"), ("b", "http://b:1"), ("c", "http://c:1")];
+        let regions: Vec<(RegionName, String)> =
+            regions.iter().map(|(name, url)| ((*name).into(), (*url).into())).collect();
+        let me = Identity::nobody("test", &"a".into());
+        Peers::new(me, Acquaintances::open(dir).unwrap(), &regions)
+    }
+
+    fn members(members: &[(u64, &str, &str)]) -> Vec<(u64, RegionName, String)> {
+        members.iter().map(|(node, region, url)| (*node, (*region).into(), (*url).into())).collect()
+    }
+
+    fn headers(me: &Identity, region: &str, node: u64, instance: u64) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::PROTOCOL, super::super::wire::PROTOCOL.parse().unwrap());
+        headers.insert(header::CLUSTER, "test".parse().unwrap());
+        headers.insert(header::TO, me.region.parse().unwrap());
+        headers.insert(header::REGION, region.parse().unwrap());
+        headers.insert(header::NODE, node.into());
+        headers.insert(header::INSTANCE, instance.into());
+        headers
+    }
+
+    #[test]
+    fn peers_follow_the_members() {
+        let temp = tempfile::tempdir().unwrap();
+        let peers = peers(temp.path());
+        let urls = || peers.all().iter().map(|peer| peer.url.clone()).collect::<Vec<_>>();
+        assert_eq!(urls(), ["http://b:1", "http://c:1"]);
+        let founders = [(1, "a", "http://x"), (2, "b", "http://x"), (3, "c", "http://x")];
+        peers.follow(5, &members(&founders), true);
+        assert_eq!(urls(), ["http://b:1", "http://c:1"], "the configuration knows better where they are");
+        peers.follow(9, &members(&[(1, "a", ""), (2, "b", ""), (4, "d", "http://d:1/")]), false);
+        assert_eq!(urls(), ["http://b:1", "http://d:1"]);
+        peers.follow(8, &members(&founders), true);
+        assert_eq!(urls(), ["http://b:1", "http://d:1"], "an older list");
+        peers.follow(10, &members(&[(1, "a", ""), (2, "b", ""), (5, "c", "http://c:7")]), true);
+        assert_eq!(urls(), ["http://b:1", "http://c:7"], "it has come back, somewhere else");
+        peers.follow(7, &members(&[(1, "a", ""), (2, "b", "")]), false);
+        assert_eq!(urls().len(), 2, "a peer that is behind");
+        peers.follow(7, &members(&[(1, "a", ""), (2, "b", "")]), true);
+        assert_eq!(urls(), ["http://b:1"], "its own log has lost what was not committed");
+    }
+
+    #[test]
+    fn former_lives_are_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let peers = peers(temp.path());
+        let admit = |region, node, instance| peers.admit(&headers(&peers.me, region, node, instance), false);
+        peers.follow(5, &members(&[(1, "a", ""), (2, "b", ""), (3, "c", "")]), true);
+        assert_eq!(admit("c", 3, 77), Ok(()));
+        assert_eq!(admit("c", 3, 78), Err(Refusal::Instance));
+        assert_eq!(admit("d", 4, 79), Err(Refusal::Stranger));
+        assert_eq!(peers.admit(&headers(&peers.me, "d", 4, 79), true), Ok(()));
+        peers.follow(6, &members(&[(1, "a", ""), (2, "b", "")]), true);
+        assert_eq!(admit("c", 3, 77), Err(Refusal::Removed));
+        assert_eq!(admit("c", 5, 80), Err(Refusal::Stranger), "not heard of yet");
+        peers.follow(7, &members(&[(1, "a", ""), (2, "b", ""), (5, "c", "")]), true);
+        assert_eq!(peers.instance("c"), None, "that was another node");
+        assert_eq!(admit("c", 5, 80), Ok(()));
+        assert_eq!(peers.instance("c"), Some(80));
+        assert_eq!(admit("c", 3, 77), Err(Refusal::Removed));
+        assert_eq!(admit("c", 5, 77), Err(Refusal::Instance));
+        assert_eq!(admit("c", 6, 81), Err(Refusal::Stranger));
     }
 }

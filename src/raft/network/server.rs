@@ -55,6 +55,8 @@ pub(crate) fn router(node: Arc<Node>) -> Router {
         .route(path::SNAPSHOT, post(snapshot))
         .route(path::TRANSFER, post(transfer_leader))
         .route(path::PROPOSE, post(propose))
+        .route(path::WHO, post(who))
+        .route(path::MEMBERS, post(members))
         .layer(middleware::from_fn_with_state(Arc::clone(&node), admit))
         .with_state(node)
 }
@@ -144,7 +146,8 @@ async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin) {
 /// Nothing is done for a caller that is not a peer of this cluster, or not the one that it was.
 async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
     let peers = &node.client.peers;
-    let mut response = match peers.admit(request.headers()) {
+    let anyone = request.uri().path() == path::WHO;
+    let mut response = match peers.admit(request.headers(), anyone) {
         Ok(()) => next.run(request).await,
         Err(refusal) => {
             if peers.may_log_refusal() {
@@ -155,6 +158,7 @@ async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> R
     };
     let headers = response.headers_mut();
     headers.insert(header::INSTANCE, peers.me.instance.into());
+    headers.insert(header::NODE, peers.me.node_id.into());
     if let Ok(region) = peers.me.region.parse() {
         headers.insert(header::REGION, region);
     }
@@ -163,6 +167,13 @@ async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> R
 
 fn log_refusal(headers: &HeaderMap, refusal: Refusal) {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("?");
+    if refusal == Refusal::Removed {
+        tracing::warn!(
+            region = text(header::REGION),
+            "a region that was removed still runs: stop its daemon"
+        );
+        return;
+    }
     tracing::error!(
         refusal = refusal.name(),
         region = text(header::REGION),
@@ -180,6 +191,17 @@ async fn hello(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault
         initialized: node.initialized(),
         leader: node.leader().map(|(_, region)| region),
     })
+}
+
+async fn who(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let wire::Who { region } = read(body, CALL_BYTES_MAX).await?;
+    answer(&node.who(&region))
+}
+
+async fn members(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let change: wire::MemberChange = read(body, CALL_BYTES_MAX).await?;
+    let reply: wire::MemberReply = node.change_members_here(change).await;
+    answer(&reply)
 }
 
 async fn vote(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {

@@ -33,6 +33,9 @@ pub(crate) mod path {
     pub const SNAPSHOT: &str = "/peer/v1/snapshot";
     pub const TRANSFER: &str = "/peer/v1/transfer-leader";
     pub const PROPOSE: &str = "/peer/v1/propose";
+    /// For whoever asks, also a region that is no peer (yet): see [`super::Who`].
+    pub const WHO: &str = "/peer/v1/who";
+    pub const MEMBERS: &str = "/peer/v1/members";
 }
 
 pub(crate) mod header {
@@ -41,6 +44,8 @@ pub(crate) mod header {
     /// The sender's region and the instance of its data directory; in answers, the answering side's.
     pub const REGION: &str = "x-quorate-region";
     pub const INSTANCE: &str = "x-quorate-instance";
+    /// The sender's node id; in answers, the answering side's.
+    pub const NODE: &str = "x-quorate-node";
     /// Who is meant, and which instance of it, where the sender knows.
     pub const TO: &str = "x-quorate-to";
     pub const TO_INSTANCE: &str = "x-quorate-to-instance";
@@ -63,11 +68,20 @@ pub(crate) enum Refusal {
     Stranger,
     /// The caller has other data than it is known by.
     Instance,
+    /// The caller has left the cluster, or has come back as another node since.
+    Removed,
 }
 
 impl Refusal {
-    const ALL: [Self; 6] =
-        [Self::Protocol, Self::Cluster, Self::Target, Self::TargetInstance, Self::Stranger, Self::Instance];
+    const ALL: [Self; 7] = [
+        Self::Protocol,
+        Self::Cluster,
+        Self::Target,
+        Self::TargetInstance,
+        Self::Stranger,
+        Self::Instance,
+        Self::Removed,
+    ];
 
     /// Its name on the wire.
     pub fn name(self) -> &'static str {
@@ -78,6 +92,7 @@ impl Refusal {
             Self::TargetInstance => "target-instance",
             Self::Stranger => "stranger",
             Self::Instance => "instance",
+            Self::Removed => "removed",
         }
     }
 
@@ -102,6 +117,60 @@ pub(crate) struct HelloReply {
     pub initialized: bool,
     /// Who leads, as far as it knows.
     pub leader: Option<RegionName>,
+}
+
+/// "Who is this region, and who are you all?" Asked by a node that has an empty data directory, and by those that may have
+/// missed who has come.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Who {
+    pub region: RegionName,
+}
+
+/// The answer to a [`Who`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WhoReply {
+    /// It has a log: the cluster has been founded.
+    pub initialized: bool,
+    /// The region's node id, if it is in the cluster.
+    pub seat: Option<u64>,
+    /// How far it has applied the log: who has come further knows better.
+    pub applied: u64,
+    /// Index of the entry with these members.
+    pub index: u64,
+    /// The members: node id, region, peer URL.
+    pub members: Vec<(u64, RegionName, String)>,
+}
+
+/// One change of who is in the Raft group, for the leader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum MemberChange {
+    /// The node follows the log, without a vote.
+    Learn { node: u64, region: RegionName, url: String },
+    /// It gets a vote.
+    Promote { node: u64 },
+    /// It loses its vote.
+    Demote { node: u64 },
+    /// It is no member any more.
+    Forget { node: u64 },
+    /// It is to lead.
+    Lead { node: u64 },
+}
+
+/// What became of a [`MemberChange`].
+pub(crate) type MemberReply = Result<(), MemberFault>;
+
+/// Why nothing came of it, as it travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub(crate) enum MemberFault {
+    /// It cannot be, and why.
+    #[error("{0}")]
+    Refused(String),
+    /// Not now: ask again.
+    #[error("{0}")]
+    NotNow(String),
+    /// It may have happened, or may yet.
+    #[error("{0}")]
+    Unknown(String),
 }
 
 /// Operations on their way to the leader.

@@ -19,6 +19,9 @@ pub struct Cluster {
     pub redis: Vec<Redis>,
     /// The regions' daemons.
     pub daemons: Vec<Daemon>,
+    /// Where the regions listen for each other.
+    peers: Vec<SocketAddr>,
+    policies: String,
     /// From, to, and the line between.
     links: Vec<(usize, usize, Link)>,
 }
@@ -39,7 +42,8 @@ impl Cluster {
     pub async fn start(plan: Plan) -> Self {
         let peers: Vec<SocketAddr> = REGIONS.iter().map(|_| free_address()).collect();
         let links = links(&peers, plan.rtt / 2).await;
-        let mut cluster = Self { redis: Vec::new(), daemons: Vec::new(), links };
+        let (redis, daemons, policies) = (Vec::new(), Vec::new(), plan.policies.clone());
+        let mut cluster = Self { redis, daemons, peers: peers.clone(), policies, links };
         for (i, region) in REGIONS.iter().enumerate() {
             let redis = match plan.clocks {
                 Some(clocks) => Redis::start_with_clock(clocks[i].1).await,
@@ -64,6 +68,26 @@ impl Cluster {
         }
         cluster.agreed_leader(LEADER_WITHIN, &[0, 1, 2]).await;
         cluster
+    }
+
+    /// A daemon and a Redis more, for a region that is not in the cluster yet; it is down. No links lead to it or from it.
+    pub async fn newcomer(&mut self, region: &str) -> usize {
+        let redis = Redis::start().await;
+        let peer = free_address();
+        let known = REGIONS.iter().map(|r| (*r).to_owned()).zip(self.peers.iter().copied());
+        let regions = known.chain([(region.to_owned(), peer)]);
+        self.daemons.push(Daemon::down(Settings {
+            region: region.to_owned(),
+            regions: regions.map(|(name, address)| (name, format!("http://{address}"))).collect(),
+            redis: Some(redis.url()),
+            policies: self.policies.clone(),
+            more: String::new(),
+            env: Vec::new(),
+            peer,
+            clock: None,
+        }));
+        self.redis.push(redis);
+        self.daemons.len() - 1
     }
 
     /// Callers of each region's HTTP listener.

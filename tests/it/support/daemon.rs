@@ -181,6 +181,11 @@ impl Daemon {
         self.process.as_ref().map(Process::log).unwrap_or_default()
     }
 
+    /// Where it listens for other regions.
+    pub fn peer_url(&self) -> String {
+        format!("http://{}", self.settings.peer)
+    }
+
     /// Where it keeps its state.
     pub fn data_dir(&self) -> PathBuf {
         self.folder.path().join("data")
@@ -219,7 +224,12 @@ impl Daemon {
 
 /// Runs a `quorate` command to its end.
 pub async fn quorate(args: &[&str]) -> Output {
+    quorate_within(args, Duration::from_secs(30)).await
+}
+
+/// The same, of one that takes its time.
+pub async fn quorate_within(args: &[&str], time: Duration) -> Output {
     let run = tokio::process::Command::new(QUORATE).args(args).stdin(std::process::Stdio::null()).output();
-    let output = tokio::time::timeout(Duration::from_secs(30), run).await;
+    let output = tokio::time::timeout(time, run).await;
     output.unwrap_or_else(|_| panic!("quorate {args:?} does not end")).expect("quorate starts")
 }

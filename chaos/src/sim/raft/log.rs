@@ -80,4 +80,9 @@ impl Log for SimLog {
     fn leads(&self) -> bool {
         self.rafts.leads(self.region)
     }
+
+    fn node_id(&self) -> u64 {
+        // The founders', who are all the regions that there are.
+        self.region as u64 + 1
+    }
 }

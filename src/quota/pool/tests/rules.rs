@@ -7,12 +7,12 @@ use crate::quota::policy::*;
 use crate::quota::pool::ledger::Ledger;
 use crate::quota::pool::*;
 
-const BUCKET: BucketId = BucketId([9; 16]);
-const A: RegionId = RegionId(0);
-const B: RegionId = RegionId(1);
+pub(super) const BUCKET: BucketId = BucketId([9; 16]);
+pub(super) const A: RegionId = RegionId(0);
+pub(super) const B: RegionId = RegionId(1);
 
 /// A cluster of two regions that have joined.
-fn cluster(policies: Vec<Policy>) -> Pool {
+pub(super) fn cluster(policies: Vec<Policy>) -> Pool {
     let mut pool = Pool::default();
     let mut ops = vec![Op::Found { regions: regions(2), policies }];
     ops.extend([A, B].map(|region| Op::Join(Join { region, previous: 0, nonce: 5 })));
@@ -23,38 +23,38 @@ fn cluster(policies: Vec<Policy>) -> Pool {
 }
 
 /// Applies operations this long after the last entry.
-fn apply(pool: &mut Pool, millis: i64, ops: Vec<Op>) -> Applied {
+pub(super) fn apply(pool: &mut Pool, millis: i64, ops: Vec<Op>) -> Applied {
     let tau = pool.tau() + Micros::millis(millis);
     let applied = pool.apply(1, &Entry { stamp: Stamp { term: 1, tau }, ops });
     assert_eq!(pool.check(), Ok(()));
     applied
 }
 
-fn limit(amount: u64, burst: u64, reserve_percent: u32) -> Policy {
+pub(super) fn limit(amount: u64, burst: u64, reserve_percent: u32) -> Policy {
     let share = Share::percent(reserve_percent);
     policy("p", amount, Unit::Second, burst, Mode::Strict, Reserve { rate: share, burst: share })
 }
 
-fn set(policies: Vec<Policy>) -> Vec<Op> {
+pub(super) fn set(policies: Vec<Policy>) -> Vec<Op> {
     vec![Op::SetPolicies(SetPolicies { expected: None, policies })]
 }
 
-fn ack(region: RegionId, version: u64) -> Op {
+pub(super) fn ack(region: RegionId, version: u64) -> Op {
     Op::Ack(Ack { region, version })
 }
 
-fn ask(region: RegionId, seq: u64) -> Ask {
+pub(super) fn ask(region: RegionId, seq: u64) -> Ask {
     let demand = Rate::per_second(50);
     let (want, quantum) = (Tokens::whole(50), Tokens::whole(1));
     Ask { region, epoch: 1, bucket: BUCKET, seq, demand, want, quantum, ..Ask::default() }
 }
 
-fn asked(pool: &Pool, ask: Ask) -> Vec<Op> {
+pub(super) fn asked(pool: &Pool, ask: Ask) -> Vec<Op> {
     let seen = Stamp { term: 1, tau: pool.tau() };
     vec![Op::Ask(Ask { seen, ..ask })]
 }
 
-fn usable(pool: &Pool, region: RegionId) -> (i64, i64) {
+pub(super) fn usable(pool: &Pool, region: RegionId) -> (i64, i64) {
     let part = pool.usable(0, region).unwrap();
     (part.rate.0 / 1_000_000, part.burst.floor())
 }
@@ -328,8 +328,8 @@ fn amount(rng: &mut Rng) -> i64 {
 }
 
 fn senseless(rng: &mut Rng, pool: &Pool) -> Op {
-    let region = RegionId(rng.pick(&[0, 0, 1, 1, 2, u16::MAX]));
-    match rng.int(0, 19) {
+    let region = RegionId(rng.pick(&[0, 0, 1, 1, 2, 3, u16::MAX]));
+    match rng.int(0, 21) {
         0 => Op::Join(Join { region, previous: rng.pick(&[0, 1, 2, u64::MAX]), nonce: rng.next() }),
         1 => Op::Ack(Ack { region, version: rng.pick(&[0, 1, 2, 3, 4, u64::MAX]) }),
         2 => {
@@ -341,6 +341,15 @@ fn senseless(rng: &mut Rng, pool: &Pool) -> Op {
             Op::SetPolicies(SetPolicies { expected: None, policies: vec![p] })
         }
         3 => Op::Found { regions: regions(3), policies: vec![] },
+        4 => {
+            let name = format!("r{}", rng.int(0, 3)).as_str().into();
+            Op::AddRegion(AddRegion { name, previous: rng.pick(&[0, 0, 1, 2, 3, 4, 5]) })
+        }
+        5 => Op::RemoveRegion(RemoveRegion {
+            region,
+            node: rng.pick(&[1, 2, 3, 4, 5, u64::MAX]),
+            presume_dead: rng.percent(50),
+        }),
         _ => {
             let any = Micros(amount(rng));
             let seen = Stamp { term: rng.pick(&[1, 2]), tau: rng.pick(&[pool.tau(), pool.tau(), any]) };

@@ -1,7 +1,7 @@
 //! An adversarial world for safety: clocks with any offset and bent by up to 1%, messages lost, doubled and late, leaders
 //! that change and keep a prefix of the unfinished log, stamps of older leaderships, daemons that restart, pause, and forget
-//! borrowers, stores that lose their data or answer late, changes of policies while slices are out, and callers who spend
-//! whenever it hurts.
+//! borrowers, stores that lose their data or answer late, changes of policies while slices are out, regions that come,
+//! leave, die and come back, and callers who spend whenever it hurts.
 //!
 //! Checked after every event, in real time that no part of the system knows:
 //!
@@ -17,6 +17,8 @@
 mod check;
 mod faults;
 mod histories;
+mod made_up;
+mod regions;
 
 use super::support::*;
 use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
@@ -24,6 +26,7 @@ use crate::quota::borrower::{Borrower, Grant, Sending, Situation};
 use crate::quota::bucket::{self, Generation, Shape, Unseen};
 use crate::quota::policy::*;
 use crate::quota::pool::*;
+use made_up::{bound, some_policy};
 use std::cmp::Reverse as Earliest;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -50,9 +53,26 @@ pub enum Bug {
     AckBeforeStopping,
     NoFence,
     FullAfterPolicy,
+    NewcomerAtOnce,
+    RemovedUnheard,
+    FormerLife,
 }
 
+/// What may change in a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changing {
+    Nothing,
+    Policies,
+    /// And policies, too.
+    Regions,
+}
+
+/// One life of a region: what runs under one Raft node id.
 struct Node {
+    region: RegionId,
+    life: u64,
+    /// It has no process any more.
+    dead: bool,
     /// The daemon's monotonic clock, and the store's.
     mono: Clock,
     store_clock: Clock,
@@ -113,7 +133,9 @@ pub struct World {
     bounds: Vec<(Rate, Tokens)>,
     settled_since: Option<Micros>,
     meter: Meter,
-    changing: bool,
+    changing: Changing,
+    /// Region 0 dies and is replaced again and again.
+    hapless: bool,
     nonce: u64,
     bug: Option<Bug>,
     breached: bool,
@@ -121,10 +143,12 @@ pub struct World {
     pub grants: u64,
     pub admitted: Tokens,
     pub changes: u64,
+    pub came: u64,
+    pub left: u64,
 }
 
 impl World {
-    pub fn run(seed: u64, changing: bool, bug: Option<Bug>, seconds: i64) -> (Self, Result<(), String>) {
+    pub fn run(seed: u64, changing: Changing, bug: Option<Bug>, seconds: i64) -> (Self, Result<(), String>) {
         let mut rng = Rng(seed);
         let n = rng.int(2, 4) as usize;
         let drift = rng.pick(&[0, 10_000, 10_000]);
@@ -158,6 +182,7 @@ impl World {
             pool,
             meter: Meter::default(),
             changing,
+            hapless: rng.percent(25),
             nonce: 1,
             bug,
             breached: false,
@@ -165,6 +190,8 @@ impl World {
             grants: 0,
             admitted: Tokens::ZERO,
             changes: 0,
+            came: 0,
+            left: 0,
             rng,
         };
         w.elect();
@@ -266,11 +293,14 @@ impl World {
     }
 
     fn peek(&self, i: usize) -> Tokens {
+        if self.nodes[i].dead {
+            return Tokens::ZERO;
+        }
         self.nodes[i].store.level(&self.bare(i), self.store_now(i))
     }
 
     fn spend(&mut self, i: usize, cost: Tokens) {
-        if self.nodes[i].paused > self.now {
+        if self.nodes[i].paused > self.now || self.nodes[i].dead {
             return;
         }
         let (bare, now) = (self.bare(i), self.store_now(i));
@@ -289,6 +319,9 @@ impl World {
     }
 
     fn tick(&mut self, i: usize) {
+        if self.nodes[i].dead {
+            return;
+        }
         let gap = self.rng.int(5 * MS, 250 * MS);
         self.at(self.now + gap, Event::Tick(i));
         if self.nodes[i].paused > self.now {
@@ -300,8 +333,8 @@ impl World {
             self.nodes[i].lagging = None;
             self.adopt(i, part);
         }
-        let region = RegionId(i as u16);
-        if self.rng.percent(30) {
+        let region = self.nodes[i].region;
+        if self.rng.percent(30) && self.seat(i).is_some() {
             self.keep_up(i, region);
         }
         if self.rng.percent(1) && self.nodes[i].borrower.slice(self.mono(i)).is_none() {
@@ -354,7 +387,7 @@ impl World {
 
     fn consider(&mut self, i: usize, queued: Tokens) {
         let (now, level) = (self.mono(i), self.peek(i));
-        let region = RegionId(i as u16);
+        let region = self.nodes[i].region;
         let node = &mut self.nodes[i];
         let Some(epoch) = node.epoch else { return };
         let situation = Situation {
@@ -402,7 +435,7 @@ impl World {
     }
 
     fn send(&mut self, from: usize, op: Op) {
-        if self.nodes[from].cut_off > self.now {
+        if self.nodes[from].cut_off > self.now || self.nodes[from].dead {
             return;
         }
         let copies = match self.rng.int(0, 99) {
@@ -418,8 +451,11 @@ impl World {
 
     fn learn(&mut self, i: usize) {
         let Some((term, entry)) = self.log.get(self.nodes[i].applied).cloned() else { return };
+        if self.nodes[i].dead {
+            return;
+        }
         let now = self.mono(i);
-        let region = RegionId(i as u16);
+        let region = self.nodes[i].region;
         let node = &mut self.nodes[i];
         node.applied += 1;
         let applied = node.replica.apply(term, &entry);
@@ -448,10 +484,11 @@ impl World {
     }
 
     fn part_to_use(&self, i: usize) -> Part {
-        let region = RegionId(i as u16);
+        let Some(region) = self.seat(i) else { return Part::default() };
         let replica = &self.nodes[i].replica;
-        if self.is(Bug::RaiseAtOnce) {
-            return replica.cut(self.policy).map_or(Part::default(), |cut| cut.parts[i]);
+        if self.is(Bug::RaiseAtOnce) || self.is(Bug::NewcomerAtOnce) && self.is_newcomer(i) {
+            let cut = replica.cut(self.policy);
+            return cut.and_then(|cut| cut.parts.get(usize::from(region.0)).copied()).unwrap_or_default();
         }
         replica.usable(self.policy, region).unwrap_or_default()
     }
@@ -461,7 +498,7 @@ impl World {
         let now = self.store_now(i);
         let (old, new) = (self.shape(self.nodes[i].part), self.shape(part));
         let node = &mut self.nodes[i];
-        let in_pool = node.replica.unseen(self.policy, RegionId(i as u16));
+        let in_pool = node.replica.unseen(self.policy, node.region);
         let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
         node.unseen = Unseen::adopt(Some((old, node.unseen)), new, in_pool, node.generation, now);
         node.part = part;
@@ -472,7 +509,7 @@ impl World {
 
     fn read(&mut self, i: usize, record: &Record) {
         let now = self.mono(i);
-        let Some(mut epoch) = self.nodes[i].epoch else { return };
+        let Some(mut epoch) = self.nodes[i].epoch.filter(|_| !self.nodes[i].dead) else { return };
         if self.is(Bug::NoEpoch) {
             epoch = record.epoch;
         }
@@ -566,9 +603,7 @@ impl World {
     fn commit(&mut self) {
         let Some((stamped, term, mut entry)) = self.pending.pop_front() else { return };
         self.commits += 1;
-        if self.is(Bug::NoSeqCheck) || self.is(Bug::NoEpoch) {
-            self.tamper(&mut entry);
-        }
+        self.tamper(&mut entry);
         let version = self.pool.version();
         let applied = self.pool.apply(term, &entry);
         self.breached |= !applied.breached.is_empty();
@@ -578,7 +613,9 @@ impl World {
             let new = bound(&self.pool, self.policy);
             self.meter.level(old, Micros(self.now));
             self.meter.drain((new.0 - old).or_zero(), Micros(self.now - stamped));
-            self.bounds.push(new);
+            if self.bounds.last() != Some(&new) {
+                self.bounds.push(new);
+            }
             self.settled_since = None;
             self.changes += 1;
         }
@@ -586,10 +623,14 @@ impl World {
             let record = self.pool.record(bucket, region).unwrap().clone();
             for _ in 0..self.rng.int(0, 2) {
                 let delay = self.delay();
-                self.at(self.now + delay, Event::Read(usize::from(region.0), Box::new(record.clone())));
+                for i in (0..self.nodes.len()).filter(|i| self.nodes[*i].region == region).collect::<Vec<_>>()
+                {
+                    self.at(self.now + delay, Event::Read(i, Box::new(record.clone())));
+                }
             }
         }
         self.log.push((term, entry));
+        self.arrivals();
         for i in 0..self.nodes.len() {
             let delay = self.rng.int(MS, 600 * MS);
             self.at(self.now + delay, Event::Learn(i));
@@ -598,7 +639,13 @@ impl World {
 
     fn tamper(&self, entry: &mut Entry) {
         for op in &mut entry.ops {
+            if let Op::RemoveRegion(remove) = op {
+                remove.presume_dead |= self.is(Bug::RemovedUnheard);
+            }
             let Op::Ask(ask) = op else { continue };
+            if !self.is(Bug::NoSeqCheck) && !self.is(Bug::NoEpoch) {
+                continue;
+            }
             if self.is(Bug::NoEpoch) {
                 ask.epoch = self.pool.epoch(ask.region).0;
             }
@@ -617,62 +664,8 @@ impl World {
             self.commit();
         }
         self.term += self.rng.int(1, 2) as u64;
-        let leader = self.rng.int(0, self.nodes.len() as i64 - 1) as usize;
+        let leader = self.any_alive();
         self.leader = Some(leader);
         self.clocks.push((leader, RaftClock::begin(self.term, self.pool.tau(), self.mono(leader))));
     }
-}
-
-impl Node {
-    fn new(rng: &mut Rng, pool: &Pool, policy: u32, i: usize, drift: i64) -> Self {
-        let mut clock = || Clock { real: 0, shown: rng.int(0, 1 << 40), ppm: rng.int(-drift, drift) };
-        let (mono, store_clock) = (clock(), clock());
-        Node {
-            mono,
-            store_clock,
-            replica: pool.clone(),
-            applied: 1,
-            seen: Stamp::default(),
-            seen_at: mono.at(Micros(0)),
-            epoch: None,
-            nonce: i as u64 + 1_000_000,
-            borrower: Borrower::new(mono.at(Micros(0))),
-            ask: None,
-            resent: None,
-            store: StoreBucket::default(),
-            snapshot: StoreBucket::default(),
-            generation: Generation { start: store_clock.at(Micros(0)), full: true },
-            part: pool.usable(policy, RegionId(i as u16)).unwrap(),
-            unseen: None,
-            lagging: None,
-            cut_off: 0,
-            paused: 0,
-        }
-    }
-}
-
-fn bound(pool: &Pool, policy: u32) -> (Rate, Tokens) {
-    pool.cut(policy).map_or((Rate::ZERO, Tokens::ZERO), |cut| (cut.rate, cut.burst + cut.overshoot()))
-}
-
-fn some_policy(rng: &mut Rng) -> Policy {
-    let burst = rng.pick(&[1, 3, 10, 20, 100, 1000]);
-    let amount = (burst * rng.pick(&[5, 20, 100, 300, 1000, 3000]) / 100).max(1);
-    let per = rng.pick(&[Unit::Second, Unit::Second, Unit::Second, Unit::Minute]);
-    let amount = if rng.percent(10) { 0 } else { amount };
-    let share = |p| Share::percent(p);
-    let reserve = Reserve {
-        rate: share(rng.pick(&[0, 10, 20, 50, 100])),
-        burst: share(rng.pick(&[0, 10, 50, 80, 100])),
-    };
-    let mode = match rng.int(0, 9) {
-        0..3 => Mode::Approximate { max_overshoot: share(rng.int(1, 100) as u32) },
-        3 => Mode::Split,
-        _ => Mode::Strict,
-    };
-    let mut p = policy("p", amount as u64, per, burst as u64, mode, reserve);
-    if rng.percent(30) {
-        p.weights = regions(4).into_iter().map(|r| (r, rng.int(0, 10) as u32)).collect();
-    }
-    p
 }

@@ -43,8 +43,8 @@ impl World {
                 "S5: spent {spent:?}, spendable {parts:?}, on its way {way:?}, pool {pooled:?}, bound {most:?}"
             ));
         }
-        for i in 0..self.nodes.len() {
-            self.check_lease(i)?;
+        for region in (0..self.pool.regions().len() as u16).map(RegionId) {
+            self.check_leases(region)?;
         }
         if self.breached {
             let (check, bucket) = (self.pool.check(), self.pool.bucket(BUCKET));
@@ -53,26 +53,33 @@ impl World {
         self.pool.check().map_err(|(_, breach)| format!("S4: {breach:?}"))
     }
 
-    fn check_lease(&self, i: usize) -> Result<(), String> {
-        let now = self.store_now(i);
-        let bucket = self.nodes[i].store.peek(&self.bare(i), now);
-        let (burst, rate) = (bucket.cap() - bucket.shape().cap, bucket.rate() - bucket.shape().rate);
+    /// Of all lives of a region together.
+    fn check_leases(&self, region: RegionId) -> Result<(), String> {
+        let (mut burst, mut rate) = (Tokens::ZERO, Rate::ZERO);
+        for i in (0..self.nodes.len()).filter(|i| self.nodes[*i].region == region && !self.nodes[*i].dead) {
+            let bucket = self.nodes[i].store.peek(&self.bare(i), self.store_now(i));
+            burst += bucket.cap() - bucket.shape().cap;
+            rate += bucket.rate() - bucket.shape().rate;
+        }
         if burst == Tokens::ZERO && rate == Rate::ZERO {
             return Ok(());
         }
-        let record = self.pool.record(BUCKET, RegionId(i as u16));
+        let record = self.pool.record(BUCKET, region);
         let covered = record.is_some_and(|r| {
             let liable = r.liable();
             liable.1 >= burst && liable.0 >= rate
         });
-        if covered { Ok(()) } else { Err(format!("S3: region {i} holds {burst:?}, {rate:?} of {record:?}")) }
+        if covered { Ok(()) } else { Err(format!("S3: {region:?} holds {burst:?}, {rate:?} of {record:?}")) }
     }
 
     /// Tokens granted to a region that its store has not got yet, but may still get.
     fn on_its_way(&self, i: usize) -> Tokens {
         let (mono, now, bare) = (self.mono(i), self.store_now(i), self.bare(i));
         let node = &self.nodes[i];
-        let record = self.pool.record(BUCKET, RegionId(i as u16)).filter(|r| Some(r.epoch) == node.epoch);
+        if node.dead {
+            return Tokens::ZERO;
+        }
+        let record = self.pool.record(BUCKET, node.region).filter(|r| Some(r.epoch) == node.epoch);
         let unread = record.map_or(Tokens::ZERO, |r| node.borrower.unread(r, mono));
         let has = node.store.level(&bare, now);
         let coming = self.queue.values().filter_map(|event| match event {
@@ -90,9 +97,9 @@ impl World {
     /// Everything stops; once all leases and tombstones have run out the pool is whole again.
     pub(super) fn run_out(&mut self) -> Result<(), String> {
         self.term += 1;
-        let acks =
-            (0..self.nodes.len()).map(|i| Ack { region: RegionId(i as u16), version: self.pool.version() });
-        let acks: Vec<Op> = acks.map(Op::Ack).collect();
+        let version = self.pool.version();
+        let acks: Vec<Op> =
+            self.pool.unacked(version).map(|region| Op::Ack(Ack { region, version })).collect();
         for (seconds, ops) in [(100, acks), (200, vec![]), (10_000_000, vec![]), (1, vec![])] {
             let tau = self.pool.tau() + Micros::seconds(seconds);
             self.pool.apply(self.term, &Entry { stamp: Stamp { term: self.term, tau }, ops });

@@ -4,10 +4,16 @@ use super::*;
 
 impl World {
     pub(super) fn fault(&mut self) {
-        let gap = self.rng.int(200 * MS, 6 * SECOND);
+        let longest = if self.changing == Changing::Regions { 4 * SECOND } else { 6 * SECOND };
+        let gap = self.rng.int(200 * MS, longest);
         self.at(self.now + gap, Event::Fault);
-        let i = self.rng.int(0, self.nodes.len() as i64 - 1) as usize;
-        let kind = if self.changing && self.rng.percent(25) { 8 } else { self.rng.int(0, 9) };
+        let i = self.any_alive();
+        let changing = self.changing != Changing::Nothing;
+        let kind = match self.changing {
+            Changing::Regions if self.rng.percent(if self.hapless { 60 } else { 30 }) => 10,
+            Changing::Policies if self.rng.percent(25) => 8,
+            _ => self.rng.int(0, 9),
+        };
         match kind {
             0 => {
                 self.leader = None;
@@ -15,7 +21,12 @@ impl World {
             }
             1 => self.elect(),
             2 => {
-                let longest = if self.changing { 90 } else { 30 };
+                let longest = match self.changing {
+                    Changing::Nothing => 30,
+                    Changing::Policies => 90,
+                    // (Those that are removed are cut off for longer.)
+                    Changing::Regions => 20,
+                };
                 self.nodes[i].cut_off = self.now + self.rng.int(SECOND, longest * SECOND);
             }
             3 => self.nodes[i].paused = self.now + self.rng.int(10 * MS, 15 * SECOND),
@@ -33,7 +44,8 @@ impl World {
                 node.store_clock.bend(now, ppm);
             }
             7 => self.attacker = i,
-            8 if self.changing && self.bounds.len() < 4 => self.change_policies(i),
+            8 if changing && self.bounds.len() < 4 => self.change_policies(i),
+            10 if self.bounds.len() < 6 => self.change_regions(),
             _ if self.leader.is_none() => self.elect(),
             _ => {}
         }
@@ -47,7 +59,7 @@ impl World {
         self.nonce += 1;
         let policy = self.policy;
         let node = &mut self.nodes[i];
-        let in_pool = node.replica.unseen(policy, RegionId(i as u16));
+        let in_pool = node.replica.unseen(policy, node.region);
         let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
         node.unseen = Unseen::adopt(None, shape, in_pool, node.generation, now);
         node.nonce = self.nonce;

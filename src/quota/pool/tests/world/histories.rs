@@ -1,30 +1,48 @@
 //! Histories without mistakes, and with one.
 
-use super::{Bug, World};
+use super::{Bug, Changing, World};
 
-fn campaign(seeds: std::ops::Range<u64>, changing: bool) {
-    let (mut commits, mut grants, mut changes) = (0, 0, 0);
+fn campaign(seeds: std::ops::Range<u64>, changing: Changing) {
+    let (mut commits, mut grants, mut changes, mut came, mut left) = (0, 0, 0, 0, 0);
     for seed in seeds {
-        let (world, result) = World::run(seed, changing, None, 120);
+        let (world, result) = World::run(seed, changing, None, time_of(changing));
         if let Err(what) = result {
-            panic!("seed {seed} (changing: {changing}): {what}");
+            panic!("seed {seed} (changing: {changing:?}): {what}");
         }
         commits += world.commits;
         grants += world.grants;
         changes += world.changes;
+        came += world.came;
+        left += world.left;
     }
+    println!("{commits} entries, {grants} grants, {changes} changes, {came} regions came, {left} left");
     // It would prove nothing if nothing had happened.
-    assert!(commits > 1_000 && grants > 300 && (changes > 20 || !changing), "{commits} {grants} {changes}");
+    let enough = match changing {
+        Changing::Nothing => true,
+        Changing::Policies => changes > 20,
+        Changing::Regions => changes > 20 && came > 20 && left > 8,
+    };
+    assert!(commits > 1_000 && grants > 300 && enough, "{commits} {grants} {changes} {came} {left}");
 }
 
 #[test]
 fn no_history_admits_more_than_the_limit() {
-    campaign(seeds(0), false);
+    campaign(seeds(0), Changing::Nothing);
 }
 
 #[test]
 fn no_change_of_policies_admits_more_than_the_larger_limit() {
-    campaign(seeds(1_000_000), true);
+    campaign(seeds(1_000_000), Changing::Policies);
+}
+
+#[test]
+fn no_coming_and_going_of_regions_admits_more_than_the_limit() {
+    campaign(seeds(2_000_000), Changing::Regions);
+}
+
+/// How long a history lasts, in seconds: regions come and go slowly.
+fn time_of(changing: Changing) -> i64 {
+    if changing == Changing::Regions { 240 } else { 120 }
 }
 
 /// How many histories to try: `QUORATE_SEEDS`, or a few; or the one that `QUORATE_SEED` names.
@@ -56,10 +74,23 @@ fn every_mistake_is_found() {
         NoFence,
     ];
     let by_changes = [RaiseAtOnce, AckBeforeStopping, FullAfterPolicy];
-    let all = at_any_time.map(|bug| (bug, false)).into_iter().chain(by_changes.map(|bug| (bug, true)));
-    for (bug, changing) in all {
-        let found = (0..600).find(|seed| World::run(*seed, changing, Some(bug), 120).1.is_err());
-        println!("{bug:?}: seed {found:?}");
-        assert!(found.is_some(), "{bug:?} goes unnoticed");
+    let all = at_any_time.map(|bug| (bug, Changing::Nothing)).into_iter();
+    for (bug, changing) in all.chain(by_changes.map(|bug| (bug, Changing::Policies))) {
+        find(bug, changing, 0);
     }
+}
+
+#[test]
+fn every_mistake_with_regions_is_found() {
+    // Where to begin to look: near the first that was found, which may take a while.
+    for (bug, from) in [(Bug::FormerLife, 100), (Bug::NewcomerAtOnce, 55), (Bug::RemovedUnheard, 85)] {
+        find(bug, Changing::Regions, from);
+    }
+}
+
+fn find(bug: Bug, changing: Changing, from: u64) {
+    let goes_wrong = |seed: &u64| World::run(*seed, changing, Some(bug), time_of(changing)).1.is_err();
+    let found = (from..from + 600).find(goes_wrong);
+    println!("{bug:?}: seed {found:?}");
+    assert!(found.is_some(), "{bug:?} goes unnoticed");
 }

@@ -1,0 +1,30 @@
+//! What the pool looked like in snapshots of older formats.
+
+use super::Pool;
+use super::ledger::Ledger;
+use super::members::Members;
+use super::policies::Policies;
+use crate::quota::amount::Micros;
+use crate::quota::policy::{BucketId, RegionName};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The pool of a cluster whose regions were the founders, for good: snapshot format 1.
+#[derive(Debug, Deserialize)]
+pub struct PoolV1 {
+    regions: Vec<RegionName>,
+    epochs: Vec<(u64, u64)>,
+    tau: Micros,
+    term: u64,
+    policies: Policies,
+    buckets: BTreeMap<BucketId, Ledger>,
+    evict_after: Option<BucketId>,
+}
+
+impl From<PoolV1> for Pool {
+    fn from(v1: PoolV1) -> Self {
+        let PoolV1 { regions, epochs, tau, term, policies, buckets, evict_after } = v1;
+        let members = Members::with_epochs(regions, epochs);
+        Self { members, tau, term, policies, buckets, evict_after }
+    }
+}
