@@ -48,10 +48,8 @@ bugs! {
     NoSeqCheck = "no-seq-check",
     /// An ask counts however long it was on its way.
     OldAskAccepted = "old-ask-accepted",
-    /// Epochs are not looked at.
+    /// Epochs are not looked at: a region whose store has lost its data goes on as if it still had what it borrowed.
     NoEpoch = "no-epoch",
-    /// What a region holds under an older epoch is lent to others at once.
-    NoGhosts = "no-ghosts",
     /// Buckets are full after their store has lost its data.
     FullAfterLoss = "full-after-loss",
     /// After a loss of data the overdraft may be used once more.
@@ -82,7 +80,7 @@ bugs! {
 
 impl std::fmt::Display for Bug {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+        f.pad(self.name())
     }
 }
 

@@ -171,6 +171,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             self.session = Some(session);
             self.marked_full = false;
             self.joined_at = Micros::ZERO - Micros::seconds(3_600);
+            if planted(Bug::NoEpoch) && self.epoch.is_some() {
+                return;
+            }
             self.set_epoch(None);
             self.read_epoch();
         }
@@ -187,6 +190,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// Is the epoch in the pool the one of this session?
     fn read_epoch(&mut self) {
         let (Some(me), Some(session)) = (self.me, self.session) else { return };
+        if planted(Bug::NoEpoch) && self.epoch.is_some() {
+            return;
+        }
         let (epoch, nonce) = self.raft.pool().read().epoch(me);
         self.set_epoch((nonce == session.nonce && epoch > 0).then_some(epoch));
     }

@@ -10,6 +10,7 @@ pub mod command;
 mod faults;
 mod load;
 mod machine;
+mod members;
 mod net;
 mod policies;
 mod raft;
@@ -31,7 +32,7 @@ use quorate::quota::policy::{Policy, RegionName};
 use quorate::quota::pool::{Entry, Op, Pool, Stamp};
 use raft::{Habits, Payload, Rafts};
 use region::Region;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use store::Shelf;
 use watch::Watch;
@@ -106,6 +107,8 @@ struct World {
     watch: Arc<Watch>,
     targets: Vec<Target>,
     phase: AtomicU8,
+    /// A region joins or leaves.
+    changing: AtomicBool,
     delay: Micros,
     record: bool,
     history: Mutex<oracle::History>,
@@ -138,15 +141,17 @@ impl World {
             _ => chance.index(8) + 2,
         });
         let drift = chance.pick(&[0, 10_000, 10_000, 10_000]);
-        let names: Vec<RegionName> = (0..n).map(|i| RegionName::from(format!("r{i}"))).collect();
+        // Some that may join later.
+        let all = n + if n < 9 && chance.percent(30) { 1 } else { 0 };
+        let names: Vec<RegionName> = (0..all).map(|i| RegionName::from(format!("r{i}"))).collect();
         let policies: Vec<Policy> =
             (0..chance.int(1, 2)).map(|i| policies::any(&chance, &format!("p{i}"), &names)).collect();
         let targets = Target::of(&chance, &policies);
-        let pool = found(&names, policies);
+        let pool = found(&names[..n], policies);
         let watch = Arc::new(Watch::new(pool.clone(), targets.iter().map(|t| (t.bucket, t.policy.clone()))));
         let delay = Micros::millis(chance.pick(&[1, 20, 40, 40, 100, 150]));
-        let net = Arc::new(Net::new(chance.clone(), n, |_, _| chance.time(delay.percent(50), delay)));
-        let regions: Vec<Arc<Region>> = (0..n)
+        let net = Arc::new(Net::new(chance.clone(), all, |_, _| chance.time(delay.percent(50), delay)));
+        let regions: Vec<Arc<Region>> = (0..all)
             .map(|i| {
                 let clocks =
                     Clocks { monotonic: Clock::any(&chance, drift), wall: Clock::any(&chance, drift) };
@@ -160,7 +165,10 @@ impl World {
                     let part = watch.parts(&target.policy).get(i).copied().unwrap_or_default();
                     shelf.set_overdraft(target.bucket, part.overdraft);
                 }
-                Arc::new(Region::new(i, names[i].clone(), machine, shelf))
+                let region = Region::new(i, names[i].clone(), machine, shelf);
+                let member = pool.members().find(|member| member.name == names[i]);
+                region.set_node(member.map_or(0, |member| member.node));
+                Arc::new(region)
             })
             .collect();
         let habits = Habits {
@@ -196,6 +204,7 @@ impl World {
             watch,
             targets,
             phase: AtomicU8::new(Phase::Faults as u8),
+            changing: AtomicBool::new(false),
             delay,
             record: options.record,
             history,
@@ -211,7 +220,7 @@ impl World {
         history.run.title = format!("simulation, seed {seed}");
         history.run.replay = format!("quorate-chaos sim --seed {seed}{regions}{bug}");
         history.run.about = format!(
-            "{} regions, {} ms apart, clocks off by up to {} ppm",
+            "up to {} regions, {} ms apart, clocks off by up to {} ppm",
             names.len(),
             self.delay.0 / 1_000,
             self.drift
@@ -325,6 +334,11 @@ impl World {
 
     /// What a healed cluster still lacks.
     fn missing(&self) -> Option<String> {
+        if self.changing.load(Ordering::Relaxed) {
+            let members = self.watch.with_pool(|pool| pool.members().collect::<Vec<_>>());
+            let voters = self.rafts.voters();
+            return Some(format!("a region still joins or leaves: {members:?}, voters {voters:?}"));
+        }
         let version = self.watch.with_pool(Pool::version);
         if !self.watch.with_pool(Pool::settled) {
             let late: Vec<_> = self.watch.with_pool(|pool| pool.unacked(version).collect());
@@ -332,7 +346,8 @@ impl World {
                 "version {version} of the policies is not settled; not acknowledged by {late:?}"
             ));
         }
-        let late = self.regions.iter().find(|region| region.version() != Some(version));
+        let mut members = self.regions.iter().filter(|region| region.is_member());
+        let late = members.find(|region| region.version() != Some(version));
         late.map(|region| {
             format!("{} has version {:?} of the policies, not {version}", region.name, region.version())
         })

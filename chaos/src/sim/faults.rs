@@ -16,7 +16,7 @@ const EMPTY: Micros = Micros::seconds(10);
 
 /// What a fault does to the regions that it touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
+pub(super) enum Effect {
     /// Nothing that callers must notice.
     None,
     /// Requests fail, or the reserve is out of use.
@@ -42,7 +42,7 @@ impl World {
         let (a, b) = (self.chance.index(n), self.chance.index(n));
         // So that some leases run out and others do not.
         let long = self.chance.time(Micros::millis(200), Micros::seconds(25));
-        match self.chance.int(0, 25) {
+        match self.chance.int(0, 27) {
             0 => self.cut(&[a], false, long),
             1 => self.cut(&[a], true, long),
             2 => {
@@ -111,6 +111,7 @@ impl World {
                 self.note(Micros::ZERO, &[a], Effect::None, format!("r{a} stands for election"));
             }
             22..25 => self.change_policies(a),
+            25 | 26 => self.change_members(a),
             _ => self.regions[a].shelf.save(),
         }
     }
@@ -225,7 +226,7 @@ impl World {
             return;
         }
         self.note(Micros::ZERO, &[a], Effect::None, "policies change".to_owned());
-        let log = self.rafts.log(a);
+        let log = self.rafts.log(a, 0);
         tokio::spawn(async move {
             let ops = vec![Op::SetPolicies(SetPolicies { expected, policies: next })];
             // Whatever becomes of it.
@@ -250,7 +251,7 @@ impl World {
     }
 
     /// For the report.
-    fn note(&self, time: Micros, regions: &[usize], effect: Effect, what: String) {
+    pub(super) fn note(&self, time: Micros, regions: &[usize], effect: Effect, what: String) {
         if !self.record {
             return;
         }

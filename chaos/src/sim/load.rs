@@ -29,6 +29,7 @@ impl World {
         loop {
             let gap = match self.phase() {
                 Phase::Over => return,
+                _ if !self.regions[region].is_member() => Micros::millis(500),
                 Phase::Quiet => {
                     pass(Micros::millis(500)).await;
                     continue;

@@ -128,12 +128,6 @@ impl Machine {
         self.wake();
     }
 
-    /// Does it stand still?
-    #[must_use]
-    pub fn is_paused(&self) -> bool {
-        lock(&self.paused).until > self.time.now()
-    }
-
     /// Everything that runs on it ends, without a word.
     pub fn crash(&self) {
         self.life.fetch_add(1, Ordering::Relaxed);

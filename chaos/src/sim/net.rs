@@ -62,12 +62,6 @@ impl Net {
         self.lines()[from * self.regions + to]
     }
 
-    /// Does everything pass between these two, in both directions?
-    #[must_use]
-    pub fn connects(&self, a: usize, b: usize) -> bool {
-        !self.line(a, b).cut && !self.line(b, a).cut
-    }
-
     /// What becomes of a message that is sent now: the times after which it arrives (none, once or twice). Messages overtake
     /// each other.
     #[must_use]

@@ -8,6 +8,7 @@ use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::guarantee::Guarantee;
 use quorate::quota::matching::bucket_id;
 use quorate::quota::policy::*;
+use quorate::quota::pool::Standing;
 
 /// One bucket that callers ask for.
 #[derive(Clone, Debug)]
@@ -125,8 +126,12 @@ impl World {
         self.watch.with_pool(|pool| pool.policies().map(|p| Policy::clone(p.policy)).collect())
     }
 
+    /// The members of the cluster.
     pub(super) fn names(&self) -> Vec<RegionName> {
-        self.watch.with_pool(|pool| pool.regions().to_vec())
+        self.watch.with_pool(|pool| {
+            let members = pool.members().filter(|member| member.standing == Standing::In);
+            members.map(|member| member.name).collect()
+        })
     }
 
     /// The rate of a target's limit, and what of it can be carried when there is demand everywhere; `None` where a limit is so small

@@ -66,6 +66,8 @@ pub struct Rafts {
     net: Arc<Net>,
     machines: Vec<Arc<Machine>>,
     habits: Habits,
+    /// Where everyone starts: the pool and the first voters.
+    genesis: (Pool, usize),
     nodes: Vec<Mutex<Node>>,
     /// Proposals of regions to leaders elsewhere, by number.
     calls: Mutex<(u64, BTreeMap<u64, oneshot::Sender<Outcome>>)>,
@@ -95,12 +97,12 @@ impl Rafts {
         net: Arc<Net>,
         machines: Vec<Arc<Machine>>,
         habits: Habits,
-        (pool, voters): (Pool, usize),
+        genesis: (Pool, usize),
         on_commit: OnCommit,
     ) -> Arc<Self> {
-        let nodes = (0..machines.len()).map(|_| Mutex::new(Node::new(pool.clone(), voters))).collect();
+        let nodes = (0..machines.len()).map(|_| Mutex::new(Node::new(genesis.clone()))).collect();
         let (calls, committed) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { time, chance, net, machines, habits, nodes, calls, committed, on_commit })
+        Arc::new(Self { time, chance, net, machines, habits, genesis, nodes, calls, committed, on_commit })
     }
 
     /// The daemon of a region starts (again): from what is on its disk.
@@ -121,10 +123,15 @@ impl Rafts {
         self.node(region).crash();
     }
 
-    /// This region's way to the log, for the present life of its daemon.
+    /// This region's way to the log, for the present life of its daemon; `node` is the id that the pool knows it by.
     #[must_use]
-    pub fn log(self: &Arc<Self>, region: usize) -> SimLog {
-        SimLog::new(Arc::clone(self), region)
+    pub fn log(self: &Arc<Self>, region: usize, node: u64) -> SimLog {
+        SimLog::new(Arc::clone(self), region, node)
+    }
+
+    /// The region's disk is gone. It must not be among the voters.
+    pub fn lose_disk(&self, region: usize) {
+        self.node(region).lose_disk(self.genesis.clone());
     }
 
     /// The region's copy of the pool.
@@ -164,15 +171,18 @@ impl Rafts {
         }
         node.append(Payload::Voters(Arc::new(voters)));
         drop(node);
-        self.machines[leader].with_clocks(|| self.replicate(leader));
+        self.machines[leader].with_clocks(|| {
+            self.persist(leader);
+            self.replicate(leader);
+        });
         true
     }
 
-    /// Who votes, as the leader knows it.
+    /// Who votes, as a leader knows it for certain; `None`: nobody leads, or a change is under way.
     #[must_use]
-    pub fn voters(&self) -> Vec<usize> {
-        let one = self.leader().unwrap_or(0);
-        self.node(one).voters().to_vec()
+    pub fn voters(&self) -> Option<Vec<usize>> {
+        let node = self.node(self.leader()?);
+        (!node.is_changing()).then(|| node.voters().to_vec())
     }
 
     /// Two nodes committed different entries at one index: the simulation's own fault.

@@ -13,7 +13,7 @@ use quorate::quota::verdict::Verdict;
 use quorate::reconcile::Reconcile;
 use quorate::store::memory::MemoryStore;
 use quorate::telemetry::Metrics;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -35,6 +35,8 @@ pub struct Region {
     pub shelf: Arc<Shelf>,
     daemon: Mutex<Option<Daemon>>,
     draining: AtomicBool,
+    /// The Raft node id that the pool gave it; 0: it is no member.
+    node: AtomicU64,
 }
 
 /// One life of a daemon.
@@ -56,16 +58,19 @@ impl Region {
     #[must_use]
     pub fn new(number: usize, name: RegionName, machine: Arc<Machine>, shelf: Arc<Shelf>) -> Self {
         let (daemon, draining) = (Mutex::default(), AtomicBool::new(false));
-        Self { number, name, machine, shelf, daemon, draining }
+        Self { number, name, machine, shelf, daemon, draining, node: AtomicU64::new(0) }
     }
 
     /// Starts its daemon, if none runs.
     pub fn start(&self, rafts: &Arc<Rafts>) {
-        if self.daemon().is_some() || self.draining.load(Ordering::Relaxed) {
+        if self.daemon().is_some() || self.draining.load(Ordering::Relaxed) || !self.is_member() {
             return;
         }
         rafts.start(self.number);
-        let (log, store) = (rafts.log(self.number), SimStore::new(Arc::clone(&self.shelf)));
+        let (log, store) = (
+            rafts.log(self.number, self.node.load(Ordering::Relaxed)),
+            SimStore::new(Arc::clone(&self.shelf)),
+        );
         let daemon = self.machine.with_clocks(|| self.build(log, store.clone()));
         tokio::spawn(self.machine.run(store.supervise()));
         *self.lock() = Some(daemon);
@@ -102,6 +107,17 @@ impl Region {
         self.machine.crash();
         rafts.crash(self.number);
         self.draining.store(false, Ordering::Relaxed);
+    }
+
+    /// Is it a member of the cluster?
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        self.node.load(Ordering::Relaxed) != 0
+    }
+
+    /// It is a member under this Raft node id (0: it is none), from its next start on.
+    pub fn set_node(&self, node: u64) {
+        self.node.store(node, Ordering::Relaxed);
     }
 
     /// Does a daemon run?

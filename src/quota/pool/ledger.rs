@@ -189,9 +189,6 @@ impl Ledger {
             return None;
         }
         let expires = if record.live && same_epoch { record.expires } else { now };
-        if !same_epoch && planted(Bug::NoGhosts) {
-            record.end();
-        }
         if !same_epoch && record.live {
             let ghost = record.ghost.get_or_insert_default();
             ghost.burst += record.burst;

@@ -16,13 +16,14 @@ const RETRY: Micros = Micros::millis(50);
 pub struct SimLog {
     rafts: Arc<Rafts>,
     region: usize,
+    node: u64,
     replica: Arc<Replica>,
 }
 
 impl SimLog {
-    pub(super) fn new(rafts: Arc<Rafts>, region: usize) -> Self {
+    pub(super) fn new(rafts: Arc<Rafts>, region: usize, node: u64) -> Self {
         let replica = rafts.replica(region);
-        Self { rafts, region, replica }
+        Self { rafts, region, node, replica }
     }
 
     async fn try_until(&self, ops: Vec<Op>, deadline: Instant) -> Outcome {
@@ -82,7 +83,6 @@ impl Log for SimLog {
     }
 
     fn node_id(&self) -> u64 {
-        // The founders', who are all the regions that there are.
-        self.region as u64 + 1
+        self.node
     }
 }

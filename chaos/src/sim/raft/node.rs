@@ -87,7 +87,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub fn new(pool: Pool, voters: usize) -> Self {
+    pub fn new((pool, voters): (Pool, usize)) -> Self {
         let voters = Arc::new((0..voters).collect::<Vec<_>>());
         let replica = Arc::new(Replica::new(pool.clone()));
         let base = Arc::new(Base { index: 0, term: 0, pool, voters: Arc::clone(&voters) });
@@ -115,6 +115,11 @@ impl Node {
         self.stand_at = stand_at;
         self.replica = Arc::new(Replica::new(self.base.pool.clone()));
         (self.commit, self.applied) = (self.base.index, self.base.index);
+    }
+
+    /// It was shut down, and starts as a node that has never been.
+    pub fn lose_disk(&mut self, genesis: (Pool, usize)) {
+        *self = Self::new(genesis);
     }
 
     pub fn crash(&mut self) {
