@@ -2,7 +2,7 @@
 //!
 //! After that nothing is a string or a maybe: what these types hold has been checked.
 
-mod decode;
+pub mod decode;
 pub mod env;
 pub mod fault;
 pub mod policies;

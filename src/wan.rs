@@ -1,10 +1,11 @@
-//! A wide-area link on one machine: a TCP proxy with delay, jitter, partitions and resets.
+//! A wide-area link on one machine: a TCP proxy with delay, jitter, bandwidth, partitions and resets.
 //!
-//! `quorate dev --wan-rtt` puts one in front of each region's peer listener, and so do tests. It carries bytes
-//! in order and never loses any, as TCP does: what is in flight when the link is cut arrives after it heals.
+//! `quorate dev --wan-rtt` puts one in front of each region's peer listener, and so do tests and `quorate-chaos`. It carries
+//! bytes in order and never loses any, as TCP does: what is in flight when the link is cut arrives after it heals.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
@@ -41,19 +42,47 @@ pub struct Link {
 }
 
 /// How the line is at the moment.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Line {
+    target: SocketAddr,
     to_target: Way,
     from_target: Way,
     /// Connections made under an earlier number are reset.
     generation: u64,
+    /// New connections are reset, too.
+    refuses: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Way {
     delay: Duration,
     jitter: Duration,
+    bytes_per_second: Option<NonZeroU64>,
     cut: bool,
+}
+
+/// Until when each direction is busy with bytes that have been sent: connections share a line's bandwidth.
+#[derive(Debug, Default)]
+struct Busy {
+    to_target: Mutex<Option<Instant>>,
+    from_target: Mutex<Option<Instant>>,
+}
+
+impl Busy {
+    /// When the last of `bytes` has left, sent now; from then on the line is free again.
+    fn sent(&self, direction: Direction, bytes: usize, way: Way) -> Instant {
+        let now = Instant::now();
+        let Some(rate) = way.bytes_per_second else { return now };
+        let of = match direction {
+            Direction::ToTarget => &self.to_target,
+            Direction::FromTarget => &self.from_target,
+        };
+        let mut busy = of.lock().unwrap_or_else(PoisonError::into_inner);
+        let micros = u64::try_from(bytes).unwrap_or(u64::MAX).saturating_mul(1_000_000) / rate;
+        let done = busy.map_or(now, |until| until.max(now)) + Duration::from_micros(micros);
+        *busy = Some(done);
+        done
+    }
 }
 
 impl Line {
@@ -89,8 +118,9 @@ impl Link {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
         let way = Way { delay, ..Way::default() };
-        let (line, seen) = watch::channel(Line { to_target: way, from_target: way, generation: 0 });
-        let task = tokio::spawn(accept(listener, target, seen)).abort_handle();
+        let line = Line { target, to_target: way, from_target: way, generation: 0, refuses: false };
+        let (line, seen) = watch::channel(line);
+        let task = tokio::spawn(accept(listener, seen)).abort_handle();
         Ok(Self { addr, line, task })
     }
 
@@ -113,10 +143,23 @@ impl Link {
 
     /// Adds a random time up to `jitter` to the delay of each chunk of bytes; order is kept.
     pub fn set_jitter(&self, jitter: Duration) {
-        self.line.send_modify(|line| {
-            line.to_target.jitter = jitter;
-            line.from_target.jitter = jitter;
-        });
+        self.set_jitter_one_way(Direction::ToTarget, jitter);
+        self.set_jitter_one_way(Direction::FromTarget, jitter);
+    }
+
+    /// Sets the jitter of one direction.
+    pub fn set_jitter_one_way(&self, direction: Direction, jitter: Duration) {
+        self.line.send_modify(|line| line.way_mut(direction).jitter = jitter);
+    }
+
+    /// Carries at most so many bytes a second in this direction, all connections together; `None`: as many as come.
+    pub fn set_bandwidth_one_way(&self, direction: Direction, bytes_per_second: Option<NonZeroU64>) {
+        self.line.send_modify(|line| line.way_mut(direction).bytes_per_second = bytes_per_second);
+    }
+
+    /// Carries new connections to another target. Those that exist stay with the old one: see [`Self::reset`].
+    pub fn set_target(&self, target: SocketAddr) {
+        self.line.send_modify(|line| line.target = target);
     }
 
     /// A partition: connections, those that exist and new ones, stay open and carry nothing. (A new one is
@@ -133,15 +176,26 @@ impl Link {
 
     /// Ends a partition; what had been sent arrives.
     pub fn heal(&self) {
-        self.line.send_modify(|line| {
-            line.to_target.cut = false;
-            line.from_target.cut = false;
-        });
+        self.heal_one_way(Direction::ToTarget);
+        self.heal_one_way(Direction::FromTarget);
+    }
+
+    /// Ends a partition of one direction.
+    pub fn heal_one_way(&self, direction: Direction) {
+        self.line.send_modify(|line| line.way_mut(direction).cut = false);
     }
 
     /// Resets (RST) every connection; new ones work as before.
     pub fn reset(&self) {
         self.line.send_modify(|line| line.generation = line.generation.wrapping_add(1));
+    }
+
+    /// A partition that callers are told of: every connection is reset, and new ones are until `refuses` is taken back.
+    pub fn set_refuses(&self, refuses: bool) {
+        self.line.send_modify(|line| {
+            line.refuses = refuses;
+            line.generation = line.generation.wrapping_add(u64::from(refuses));
+        });
     }
 }
 
@@ -151,7 +205,8 @@ impl Drop for Link {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, line: watch::Receiver<Line>) {
+async fn accept(listener: TcpListener, line: watch::Receiver<Line>) {
+    let busy = Arc::new(Busy::default());
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
@@ -162,22 +217,25 @@ async fn accept(listener: TcpListener, target: SocketAddr, line: watch::Receiver
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
-        let line = line.clone();
+        let (line, busy) = (line.clone(), Arc::clone(&busy));
         connections.spawn(async move {
-            carry(client, target, line).await;
+            carry(client, line, &busy).await;
             drop(permit);
         });
     }
 }
 
 /// One connection, until both sides are done, one side breaks, or the link is reset.
-async fn carry(mut client: TcpStream, target: SocketAddr, mut line: watch::Receiver<Line>) {
-    let generation = line.borrow_and_update().generation;
+async fn carry(mut client: TcpStream, mut line: watch::Receiver<Line>, busy: &Busy) {
+    let Line { generation, refuses, .. } = *line.borrow_and_update();
+    if refuses {
+        return abort(&client);
+    }
     let mut reset = line.clone();
     let reset = reset.wait_for(|line| line.generation != generation);
     tokio::pin!(reset);
     let connected = tokio::select! {
-        server = connect(target, &mut line) => server,
+        server = connect(&mut line) => server,
         _ = &mut reset => None,
     };
     let Some(mut server) = connected else { return abort(&client) };
@@ -185,8 +243,8 @@ async fn carry(mut client: TcpStream, target: SocketAddr, mut line: watch::Recei
     let (client_halves, server_halves) = (client.split(), server.split());
     let pumps = async {
         tokio::try_join!(
-            pump(client_halves.0, server_halves.1, line.clone(), Direction::ToTarget),
-            pump(server_halves.0, client_halves.1, line.clone(), Direction::FromTarget),
+            pump(client_halves.0, server_halves.1, line.clone(), Direction::ToTarget, busy),
+            pump(server_halves.0, client_halves.1, line.clone(), Direction::FromTarget, busy),
         )
     };
     let torn = tokio::select! {
@@ -200,11 +258,12 @@ async fn carry(mut client: TcpStream, target: SocketAddr, mut line: watch::Recei
 }
 
 /// Connects to the target, a round trip later: the handshake of a long line, which this machine's kernel skips.
-async fn connect(target: SocketAddr, line: &mut watch::Receiver<Line>) -> Option<TcpStream> {
+async fn connect(line: &mut watch::Receiver<Line>) -> Option<TcpStream> {
     for way in [Direction::ToTarget, Direction::FromTarget] {
-        let due = Instant::now() + delay(line, way);
+        let due = Instant::now() + delay(line.borrow().way(way));
         pass(line, way, due).await;
     }
+    let target = line.borrow().target;
     tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await.ok()?.ok()
 }
 
@@ -219,6 +278,7 @@ async fn pump(
     mut to: WriteHalf<'_>,
     line: watch::Receiver<Line>,
     way: Direction,
+    busy: &Busy,
 ) -> std::io::Result<()> {
     let (tx, mut rx) = mpsc::channel::<(Instant, Vec<u8>)>(CHUNKS_IN_FLIGHT);
     let mut reading = line.clone();
@@ -226,7 +286,8 @@ async fn pump(
         let mut buffer = vec![0_u8; CHUNK_BYTES];
         loop {
             let read = from.read(&mut buffer).await?;
-            let due = Instant::now() + delay(&reading, way);
+            let now = reading.borrow().way(way);
+            let due = busy.sent(way, read, now) + delay(now);
             let chunk = buffer.get(..read).map(<[u8]>::to_vec).unwrap_or_default();
             if tx.send((due, chunk)).await.is_err() || read == 0 {
                 return Ok(());
@@ -258,8 +319,7 @@ async fn pass(line: &mut watch::Receiver<Line>, way: Direction, due: Instant) {
     let _ = line.wait_for(|line| !line.way(way).cut).await;
 }
 
-fn delay(line: &watch::Receiver<Line>, direction: Direction) -> Duration {
-    let way = line.borrow().way(direction);
+fn delay(way: Way) -> Duration {
     if way.jitter.is_zero() { way.delay } else { way.delay + way.jitter.mul_f64(rand::random::<f64>()) }
 }
 
@@ -335,5 +395,90 @@ mod tests {
         let (_, read) = tokio::join!(write, from.read_to_end(&mut got));
         read.unwrap();
         assert_eq!(got, sent);
+    }
+
+    #[tokio::test]
+    async fn each_direction_has_its_own_line() {
+        let link = Link::start(echo().await, Duration::ZERO).await.unwrap();
+        let mut stream = TcpStream::connect(link.addr()).await.unwrap();
+        ping(&mut stream).await.unwrap();
+        link.set_delay_one_way(Direction::FromTarget, Duration::from_millis(100));
+        let took = ping(&mut stream).await.unwrap();
+        assert!(
+            (Duration::from_millis(100)..Duration::from_millis(200)).contains(&took),
+            "one way: {took:?}"
+        );
+
+        // Cut on the way there: the target hears nothing, and answers nothing.
+        link.set_delay(Duration::ZERO);
+        link.cut_one_way(Direction::ToTarget);
+        let silent = tokio::time::timeout(Duration::from_millis(100), ping(&mut stream)).await;
+        assert!(silent.is_err());
+        link.heal_one_way(Direction::ToTarget);
+        let mut back = [0; 4];
+        stream.read_exact(&mut back).await.unwrap();
+        assert_eq!(&back, b"ping");
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_one_way_arrives_though_the_answer_does_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let link = Link::start(listener.local_addr().unwrap(), Duration::ZERO).await.unwrap();
+        let mut caller = TcpStream::connect(link.addr()).await.unwrap();
+        let (mut target, _) = listener.accept().await.unwrap();
+        link.cut_one_way(Direction::FromTarget);
+        let mut four = [0; 4];
+        caller.write_all(b"ping").await.unwrap();
+        target.read_exact(&mut four).await.unwrap();
+        target.write_all(b"pong").await.unwrap();
+        let silent = tokio::time::timeout(Duration::from_millis(100), caller.read_exact(&mut four)).await;
+        assert!(silent.is_err(), "the answer is held");
+        link.heal();
+        caller.read_exact(&mut four).await.unwrap();
+        assert_eq!(&four, b"pong");
+    }
+
+    #[tokio::test]
+    async fn connections_share_a_lines_bandwidth() {
+        let link = Link::start(echo().await, Duration::ZERO).await.unwrap();
+        link.set_bandwidth_one_way(Direction::ToTarget, NonZeroU64::new(100_000));
+        let (mut a, mut b) =
+            (TcpStream::connect(link.addr()).await.unwrap(), TcpStream::connect(link.addr()).await.unwrap());
+        let began = Instant::now();
+        let whole = async |stream: &mut TcpStream| {
+            stream.write_all(&[1; 10_000]).await.unwrap();
+            stream.read_exact(&mut [0; 10_000]).await.unwrap();
+        };
+        tokio::join!(whole(&mut a), whole(&mut b));
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(200), "20 kB at 100 kB/s: {took:?}");
+        link.set_bandwidth_one_way(Direction::ToTarget, None);
+        let began = Instant::now();
+        whole(&mut a).await;
+        assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_link_that_refuses_resets_old_and_new_connections() {
+        let link = Link::start(echo().await, Duration::ZERO).await.unwrap();
+        let mut old = TcpStream::connect(link.addr()).await.unwrap();
+        ping(&mut old).await.unwrap();
+        link.set_refuses(true);
+        assert_eq!(ping(&mut old).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        // The kernel may have taken the connection before it was reset, or not.
+        let new = async { ping(&mut TcpStream::connect(link.addr()).await?).await };
+        assert!(new.await.is_err());
+        link.set_refuses(false);
+        ping(&mut TcpStream::connect(link.addr()).await.unwrap()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn new_connections_go_to_the_new_target() {
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let link = Link::start(first.local_addr().unwrap(), Duration::ZERO).await.unwrap();
+        let _old = TcpStream::connect(link.addr()).await.unwrap();
+        first.accept().await.unwrap();
+        link.set_target(echo().await);
+        ping(&mut TcpStream::connect(link.addr()).await.unwrap()).await.unwrap();
     }
 }

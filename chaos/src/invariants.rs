@@ -12,6 +12,7 @@ mod floor;
 #[cfg(test)]
 pub(crate) mod made_up;
 mod no_false_denial;
+mod quiet_logs;
 mod recovery;
 mod reserve_available;
 mod spans;
@@ -25,6 +26,7 @@ pub use answered::Answered;
 pub use approximate_bound::ApproximateBound;
 pub use conservation::Conservation;
 pub use no_false_denial::NoFalseDenial;
+pub use quiet_logs::QuietLogs;
 pub use recovery::Recovery;
 pub use reserve_available::ReserveAvailable;
 pub use split_bound::SplitBound;
@@ -36,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// All of them, in the order in which they are shown.
-pub const ALL: [&dyn Invariant; 8] = [
+pub const ALL: [&dyn Invariant; 9] = [
     &StrictBound,
     &ApproximateBound,
     &SplitBound,
@@ -45,6 +47,7 @@ pub const ALL: [&dyn Invariant; 8] = [
     &Answered,
     &Recovery,
     &NoFalseDenial,
+    &QuietLogs,
 ];
 
 /// At most so many breaches of one invariant are kept.

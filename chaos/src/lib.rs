@@ -10,7 +10,9 @@
 //! | [`invariants`] | the promises, one file each, each with a made-up history that breaks it |
 //! | [`report`] | a history and its verdicts as one self-contained HTML file |
 
+pub mod cluster;
 pub mod invariants;
 pub mod oracle;
 pub mod report;
 pub mod sim;
+pub mod workload;

@@ -1,6 +1,7 @@
 //! `quorate-chaos`: see the library.
 
 use clap::{Parser, Subcommand};
+use quorate_chaos::cluster;
 use quorate_chaos::sim::command::{self, Bugs, Sim};
 use std::process::ExitCode;
 
@@ -16,15 +17,28 @@ struct Cli {
 enum Command {
     Sim(Sim),
     Bugs(Bugs),
+    Cluster(Box<cluster::Args>),
+    /// A daemon, as `quorate serve` is: for runs that must be of what this program was built with
+    #[command(hide = true)]
+    Serve(quorate::cli::serve::Args),
+    /// A daemon with a deliberate bug, for `cluster --plant`
+    #[command(hide = true)]
+    Planted(cluster::Planted),
 }
 
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::from_default_env();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // A daemon sets up its own log.
+    if !matches!(command, Command::Serve(_) | Command::Planted(_)) {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
     let done = match command {
         Command::Sim(args) => command::sim(&args),
         Command::Bugs(args) => command::bugs(&args),
+        Command::Cluster(args) => cluster::main(&args),
+        Command::Serve(args) => cluster::serve(&args),
+        Command::Planted(args) => cluster::planted(&args),
     };
     done.unwrap_or_else(|error| {
         eprintln!("quorate-chaos: {error:#}");

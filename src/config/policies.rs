@@ -71,7 +71,7 @@ pub fn parse(file: &Path, text: &str, regions: Option<&[RegionName]>) -> Result<
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub(crate) fn read(file: &Path, root: &Node, regions: Option<&[RegionName]>) -> Result<Vec<Policy>, Faults> {
+pub fn read(file: &Path, root: &Node, regions: Option<&[RegionName]>) -> Result<Vec<Policy>, Faults> {
     let mut faults = Faults::new(file);
     let policies = Reader { regions, faults: &mut faults }.policies(root);
     faults.or(policies)

@@ -6,12 +6,12 @@ use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::matching::{Request, Subject, bucket_id};
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
-use crate::quota::pool::{Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
+use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
 use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction};
 use crate::server::state::{
-    AppliedPolicies, BucketRegion, BucketState, BucketView, LeaseState, PeerState, PolicyState, RaftState,
-    RegionStep, RegionsState, State, StoreState,
+    AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerState,
+    PolicyState, RaftState, RegionStep, RegionsState, State, StoreState,
 };
 use crate::store::AnyStore;
 use crate::store::{RegionStore as _, Store as _};
@@ -201,6 +201,7 @@ impl Inner {
                 .collect(),
             store: self.store_state(),
             policies_version: pool.version(),
+            policies_settled: pool.settled(),
             policies: self.policy_states(&pool),
             buckets,
             buckets_more,
@@ -342,7 +343,26 @@ impl Inner {
             pool_level: known.pooled.then(|| pool.free(known.id, bucket, seen.tau).0),
             pool_rate: books.map(|b| b.free_rate.0),
             regions: regions.collect(),
+            books: pool.books(known.id, bucket, seen.tau).map(|books| books_state(&books, pool.regions())),
         })
+    }
+}
+
+fn books_state(books: &Books, regions: &[RegionName]) -> BooksState {
+    let lent = regions.iter().zip(&books.lent).map(|(region, (rate, burst))| LentState {
+        region: region.to_string(),
+        rate: rate.0,
+        burst: burst.0,
+    });
+    BooksState {
+        whole_rate: books.whole.0.0,
+        whole_burst: books.whole.1.0,
+        reserved_rate: books.reserved.0.0,
+        reserved_burst: books.reserved.1.0,
+        free_rate: books.free.0.0,
+        free_burst: books.free.1.0,
+        lent: lent.collect(),
+        frozen: books.frozen,
     }
 }
 

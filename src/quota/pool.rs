@@ -91,6 +91,24 @@ pub struct BucketView {
     pub records: Vec<Record>,
 }
 
+/// One bucket's books, for whoever wants to check that they balance: `reserved + lent + free = whole`. Rates, and bursts with
+/// the overshoot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// The whole limit.
+    pub whole: (Rate, Tokens),
+    /// All regions' reserves as they are counted: while a change is under way, the larger of old and new.
+    pub reserved: (Rate, Tokens),
+    /// By region: the most of the pool that it may hold or come to hold, under older epochs too.
+    pub lent: Vec<(Rate, Tokens)>,
+    /// What could be lent (negative while a policy shrinks).
+    pub free: (Rate, Tokens),
+    /// Tokens that could be lent.
+    pub level: Tokens,
+    /// The books did not balance: nothing is granted.
+    pub frozen: bool,
+}
+
 /// What a region would ask: see [`Pool::preview`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inquiry {
@@ -346,6 +364,29 @@ impl Pool {
         let (free_rate, free_burst) = ledger.free(&terms);
         let (level, frozen, records) = (ledger.level.tokens, ledger.frozen, ledger.records);
         Some(BucketView { bucket, policy, level, free_rate, free_burst, frozen, records })
+    }
+
+    /// The books of a bucket (of one that nobody has asked about, too), were an entry stamped `tau` applied now. `None`: there
+    /// is no pool.
+    #[must_use]
+    pub fn books(&self, policy: u32, bucket: BucketId, tau: Micros) -> Option<Books> {
+        let slot = self.policies.slot(policy)?;
+        let terms = slot.terms().filter(|terms| terms.cut.pooled)?;
+        let ledger = self.ledger_at(slot, &terms, bucket, tau);
+        let mut lent = vec![(Rate::ZERO, Tokens::ZERO); self.regions().len()];
+        for record in &ledger.records {
+            let Some(lent) = lent.get_mut(usize::from(record.region.0)) else { continue };
+            let (rate, burst) = record.liable();
+            *lent = (lent.0 + rate, lent.1 + burst);
+        }
+        Some(Books {
+            whole: (terms.cut.rate, terms.cut.burst + terms.cut.overshoot()),
+            reserved: self.policies.reserved(policy)?,
+            lent,
+            free: ledger.free(&terms),
+            level: ledger.level.tokens,
+            frozen: ledger.frozen,
+        })
     }
 
     /// Checks the books of every bucket.

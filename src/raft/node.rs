@@ -24,12 +24,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub(super) type OpenRaft = openraft::Raft<TypeConfig, Machine>;
 
+/// How long a node that stops still waits for the answers that it owes its peers.
+const OWED_WITHIN: Duration = Duration::from_millis(500);
 /// How often a proposal may be passed on: to the leader, and by a leader that has just handed over.
 const HOPS_MAX: u8 = 2;
 /// Proposals from other regions whose bodies arrive at once.
@@ -59,6 +61,8 @@ pub(super) struct Node {
     tls: ArcSwapOption<rustls::ServerConfig>,
     tls_files: Option<PeerTls>,
     stop: watch::Sender<bool>,
+    /// Whoever owes a peer an answer, or waits for one of openraft, holds it for reading.
+    calls: Arc<RwLock<()>>,
     fault: Mutex<Option<String>>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -115,6 +119,7 @@ impl Node {
             tls: ArcSwapOption::from(tls),
             tls_files: config.tls,
             stop: watch::Sender::new(false),
+            calls: Arc::default(),
             fault: Mutex::new(None),
             tasks: Mutex::default(),
         });
@@ -158,6 +163,7 @@ impl Node {
     ) -> Result<Arc<Applied>, ProposeError> {
         check_size(ops)?;
         let nobody = ProposeError::NotSent { retry: true };
+        let Some(_call) = self.call() else { return Err(nobody) };
         let Some((leader, region)) = self.leader() else { return Err(nobody) };
         if leader == self.client.peers.me.node_id {
             return self.proposals.propose(ops, deadline).await;
@@ -230,6 +236,13 @@ impl Node {
         self.stop.subscribe()
     }
 
+    /// To be held for as long as a peer's call or a proposal takes; `None`: it has been told to stop, and answers no more.
+    /// (openraft would call each call that it can not answer an error.)
+    pub fn call(&self) -> Option<OwnedRwLockReadGuard<()>> {
+        let call = Arc::clone(&self.calls).try_read_owned().ok()?;
+        (!*self.stop.borrow()).then_some(call)
+    }
+
     /// Why it has stopped by itself, if it has.
     pub fn fault(&self) -> Option<String> {
         let own = self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -241,6 +254,8 @@ impl Node {
 
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);
+        // The answers that it owes, first; a peer that does not take its own does not keep it.
+        let _ = timeout(OWED_WITHIN, self.calls.write()).await;
         let _ = self.raft.shutdown().await;
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.shutdown().await;

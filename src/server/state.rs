@@ -28,6 +28,8 @@ pub struct State {
     pub store: StoreState,
     /// Version of the policies in force.
     pub policies_version: u64,
+    /// Every region has acknowledged them, and nothing is lent under older ones any more.
+    pub policies_settled: bool,
     /// The policies in force.
     pub policies: Vec<PolicyState>,
     /// The busiest buckets of this region, busiest first.
@@ -224,6 +226,43 @@ pub struct BucketView {
     pub pool_rate: Option<i64>,
     /// Each region's part.
     pub regions: Vec<BucketRegion>,
+    /// The pool's books; `None`: there is no pool.
+    pub books: Option<BooksState>,
+}
+
+/// The books of a bucket: for each of rate and burst, `reserved + lent + free = whole`. Rates are micro-tokens a second; bursts are
+/// micro-tokens, with the overshoot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BooksState {
+    /// The whole limit's rate ...
+    pub whole_rate: i64,
+    /// ... and burst.
+    pub whole_burst: i64,
+    /// The rate of all regions' reserves as they are counted ...
+    pub reserved_rate: i64,
+    /// ... and their burst.
+    pub reserved_burst: i64,
+    /// The rate that could be lent (negative while a policy shrinks) ...
+    pub free_rate: i64,
+    /// ... and the burst.
+    pub free_burst: i64,
+    /// By region: what it may hold of the pool.
+    pub lent: Vec<LentState>,
+    /// The books did not balance: nothing is granted.
+    pub frozen: bool,
+}
+
+/// The most that a region may hold, or come to hold, of a bucket's pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LentState {
+    /// The region.
+    pub region: String,
+    /// Micro-tokens a second.
+    pub rate: i64,
+    /// Micro-tokens.
+    pub burst: i64,
 }
 
 /// One region's part of a bucket.

@@ -269,6 +269,13 @@ impl Policies {
         })
     }
 
+    /// All regions' reserves of a policy, as the pool counts them: rate, and burst with the overdrafts.
+    pub(super) fn reserved(&self, id: u32) -> Option<(Rate, Tokens)> {
+        let slot = self.slot(id)?;
+        let counted = self.acked.iter().enumerate().map(|(i, acked)| most(&slot.editions, *acked, i));
+        Some(counted.fold(Default::default(), |(r, b): (Rate, Tokens), (rate, cap)| (r + rate, b + cap)))
+    }
+
     pub(super) fn slot(&self, id: u32) -> Option<&Slot> {
         let at = self.slots.binary_search_by_key(&id, |slot| slot.id).ok()?;
         self.slots.get(at)

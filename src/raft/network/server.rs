@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedRwLockReadGuard, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -101,11 +101,13 @@ async fn connection(node: Arc<Node>, stream: TcpStream, peer: SocketAddr) {
         Some(config) => {
             match timeout(ARRIVAL, tokio_rustls::TlsAcceptor::from(config).accept(stream)).await {
                 Ok(Ok(stream)) => http2(node, stream).await,
-                failed if node.client.peers.may_log_refusal() => {
-                    let fault = failed.map_or("it timed out".to_owned(), |e| format!("{:?}", e.err()));
-                    tracing::error!(%peer, fault, "a peer's TLS handshake failed");
+                Ok(Err(fault)) if is_refusal(&fault) => {
+                    if node.client.peers.may_log_refusal() {
+                        tracing::error!(%peer, %fault, "a peer's TLS handshake failed");
+                    }
                 }
-                _ => (),
+                Ok(Err(fault)) => tracing::debug!(%peer, %fault, "the line broke in a peer's TLS handshake"),
+                Err(_) => tracing::debug!(%peer, "a peer's TLS handshake took too long"),
             }
         }
         None if peer.ip().to_canonical().is_loopback() => http2(node, stream).await,
@@ -115,6 +117,12 @@ async fn connection(node: Arc<Node>, stream: TcpStream, peer: SocketAddr) {
             }
         }
     }
+}
+
+/// TLS itself said no (a certificate that is not trusted, or no TLS at all), which a person must look at; a line that breaks
+/// is the network's business.
+fn is_refusal(fault: &std::io::Error) -> bool {
+    fault.kind() == std::io::ErrorKind::InvalidData
 }
 
 async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin) {
@@ -206,32 +214,47 @@ async fn members(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fau
 
 async fn vote(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
     let request: VoteRequest<TypeConfig> = read(body, CALL_BYTES_MAX).await?;
+    let _call = running(&node)?;
     answer(&node.raft.vote(request).await.map_err(|_| Fault::Stopped)?)
 }
 
 async fn pre_vote(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
     let request: VoteRequest<TypeConfig> = read(body, CALL_BYTES_MAX).await?;
+    let _call = running(&node)?;
     answer(&node.raft.pre_vote(request).await.map_err(|_| Fault::Stopped)?)
 }
 
 async fn append(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
     let request: AppendRequest = read(body, wire::APPEND_BYTES_MAX).await?;
+    let _call = running(&node)?;
     answer(&node.raft.append_entries(request).await.map_err(|_| Fault::Stopped)?)
 }
 
 async fn transfer_leader(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
     let request: TransferLeaderRequest<TypeConfig> = read(body, CALL_BYTES_MAX).await?;
+    let _call = running(&node)?;
     answer(&node.raft.handle_transfer_leader(request).await.map_err(|_| Fault::Stopped)?)
 }
 
+/// Only a node that goes on has answers for its peers; it waits for those that it owes before it stops.
+fn running(node: &Node) -> Result<OwnedRwLockReadGuard<()>, Fault> {
+    node.call().ok_or(Fault::Stopped)
+}
+
 /// Batches come in, answers go out, in order, for as long as both sides like.
-async fn append_stream(State(node): State<Arc<Node>>, body: Body) -> Response {
-    let batches = batches(Frames::new(body.into_data_stream(), wire::APPEND_BYTES_MAX));
-    let answers = node.raft.stream_append(batches).map(|reply| match reply {
-        Ok(reply) => wire::frame(&reply).map_err(std::io::Error::other),
-        Err(stopped) => Err(std::io::Error::other(stopped)),
+async fn append_stream(State(node): State<Arc<Node>>, body: Body) -> Result<Response, Fault> {
+    let call = running(&node)?;
+    let mut stopping = node.stopping();
+    let batches = batches(Frames::new(body.into_data_stream(), wire::APPEND_BYTES_MAX))
+        .take_until(async move { stopping.wait_for(|stop| *stop).await.is_ok() });
+    let answers = node.raft.stream_append(batches).map(move |reply| {
+        let _call = &call;
+        match reply {
+            Ok(reply) => wire::frame(&reply).map_err(std::io::Error::other),
+            Err(stopped) => Err(std::io::Error::other(stopped)),
+        }
     });
-    Body::from_stream(answers).into_response()
+    Ok(Body::from_stream(answers).into_response())
 }
 
 fn batches<S, E>(frames: Frames<S>) -> impl Stream<Item = AppendRequest>
@@ -355,5 +378,34 @@ impl IntoResponse for Fault {
             Self::Disk(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, self.to_string()).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt as _;
+
+    /// What the acceptor says to a caller who sends this and hangs up.
+    async fn said_to(bytes: &[u8]) -> std::io::Error {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let key = rcgen::generate_simple_self_signed(vec!["peer".to_owned()]).unwrap();
+        let private = rustls::pki_types::PrivateKeyDer::try_from(key.signing_key.serialize_der()).unwrap();
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![key.cert.der().clone()], private)
+            .unwrap();
+        let (mut caller, stream) = tokio::io::duplex(1_024);
+        caller.write_all(bytes).await.unwrap();
+        drop(caller);
+        tokio_rustls::TlsAcceptor::from(Arc::new(config)).accept(stream).await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn a_broken_line_is_no_refusal_and_a_stranger_is() {
+        assert!(!is_refusal(&said_to(b"").await));
+        assert!(is_refusal(&said_to(b"GET / HTTP/1.1\r\n\r\n").await));
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/wrong_clock.c");
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/chaos/src/cluster/wrong_clock.c");
 
 /// The wall clock of one process; its monotonic clocks stay right.
 pub struct WrongClock {

@@ -132,6 +132,38 @@ fn a_reserve_shrinks_at_once_and_grows_when_all_know_and_a_lease_has_passed() {
 }
 
 #[test]
+fn the_books_say_where_the_whole_is_and_balance() {
+    let balanced = |pool: &Pool| {
+        let books = pool.books(0, BUCKET, pool.tau()).unwrap();
+        let (rate, burst) = books.lent.iter().fold(books.reserved, |(r, b), l| (r + l.0, b + l.1));
+        assert_eq!((rate + books.free.0, burst + books.free.1), books.whole, "{books:?}");
+        books
+    };
+    let mut pool = cluster(vec![limit(100, 100, 20)]);
+    let unasked = balanced(&pool);
+    assert_eq!(unasked.whole, (Rate::per_second(100), Tokens::whole(100)));
+    assert_eq!(unasked.reserved, (Rate::per_second(20), Tokens::whole(20)));
+    assert_eq!((unasked.level, &unasked.lent[..]), (Tokens::whole(80), &[Default::default(); 2][..]));
+
+    let ops = asked(&pool, ask(A, 1));
+    apply(&mut pool, 1, ops);
+    let lent = balanced(&pool).lent;
+    assert!(lent[0].0.is_positive() && lent[0].1.is_positive() && lent[1] == Default::default(), "{lent:?}");
+
+    // While a limit shrinks what is free is negative, and a reserve counts as the larger of old and new.
+    apply(&mut pool, 1, set(vec![limit(10, 10, 20)]));
+    let shrinking = balanced(&pool);
+    assert_eq!(shrinking.reserved, (Rate::per_second(20), Tokens::whole(20)));
+    assert!(shrinking.free.0 < Rate::ZERO && shrinking.free.1 < Tokens::ZERO, "{shrinking:?}");
+    apply(&mut pool, 1, vec![ack(A, 2), ack(B, 2)]);
+    apply(&mut pool, 20_000, vec![]);
+    assert_eq!(balanced(&pool).free, (Rate::per_second(8), Tokens::whole(8)));
+
+    let split = Policy { mode: Mode::Split, ..limit(10, 10, 20) };
+    assert_eq!(cluster(vec![split]).books(0, BUCKET, Micros::ZERO), None);
+}
+
+#[test]
 fn a_raise_gains_room_and_no_tokens() {
     let mut pool = cluster(vec![limit(10, 100, 0)]);
     apply(&mut pool, 1, set(vec![limit(10, 300, 0)]));
