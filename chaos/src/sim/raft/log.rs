@@ -81,8 +81,8 @@ impl Log for SimLog {
         self.rafts.leads(self.region)
     }
 
-    fn node_id(&self) -> u64 {
+    fn node_id(&self) -> Option<u64> {
         // The founders', who are all the regions that there are.
-        self.region as u64 + 1
+        Some(self.region as u64 + 1)
     }
 }
