@@ -8,6 +8,7 @@
 //! | word | meaning |
 //! | --- | --- |
 //! | region | one place with one daemon and one store (its Redis) |
+//! | member | a region that is in the cluster, under a Raft node id that is another one in each of its lives |
 //! | policy | one rule: what it matches, its limit, its consistency mode; the same in every region |
 //! | bucket | one policy for one set of descriptor values |
 //! | reserve | the part of a limit that each region may always spend, with no word from anyone |

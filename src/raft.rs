@@ -229,7 +229,7 @@ pub struct RaftStatus {
     pub peers: Vec<PeerStatus>,
     /// Who follows the log, this region included, by node id.
     pub members: Vec<MemberStatus>,
-    /// Peers say that this region has been removed from the cluster.
+    /// All peers that answer say that this region has been removed from the cluster.
     pub removed: bool,
     /// Why it has stopped, if it has.
     pub fault: Option<String>,
@@ -483,8 +483,8 @@ pub trait Log: Clone + Send + Sync + 'static {
     /// Does this region lead, as far as it knows?
     fn leads(&self) -> bool;
 
-    /// This region's node id: see [`Pool::seat`].
-    fn node_id(&self) -> u64;
+    /// This region's node id (see [`Pool::seat`]); `None`: all peers that answer say that it has left the cluster.
+    fn node_id(&self) -> Option<u64>;
 }
 
 impl Log for Raft {
@@ -509,8 +509,9 @@ impl Log for Raft {
             && self.node.fault().is_none()
     }
 
-    fn node_id(&self) -> u64 {
-        self.node_id()
+    fn node_id(&self) -> Option<u64> {
+        let removed = self.node.client.peers.is_removed(self.node.client.timing.silence());
+        (!removed).then(|| self.node_id())
     }
 }
 
@@ -560,7 +561,7 @@ fn status(node: &Node) -> RaftStatus {
                 voter: members.voter_ids().any(|voter| voter == id),
             })
             .collect(),
-        removed: node.client.peers.is_removed(),
+        removed: node.client.peers.is_removed(silence),
         fault,
     }
 }

@@ -59,6 +59,8 @@ pub struct Reconcile<L, S> {
     region: RegionName,
     unmatched_allowed: bool,
     me: Option<RegionId>,
+    /// As the log knew this region when [`Self::me`] was looked up.
+    node: Option<u64>,
     session: Option<Session>,
     epoch: Option<u64>,
     marked_full: bool,
@@ -93,6 +95,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             region,
             unmatched_allowed,
             me: None,
+            node: None,
             session: None,
             epoch: None,
             marked_full: false,
@@ -251,6 +254,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// What has to be proposed again and again until it has had its effect.
     async fn keep_up(&mut self) {
         let now = clock::now();
+        if self.raft.node_id() != self.node {
+            // Peers say that the region has been removed, or do not say so any more.
+            self.read_policies();
+        }
         let settling = self.progress.borrow().policies > 0 && !self.raft.pool().read().settled();
         if settling || self.settling {
             // What a region may use grows with Raft time while a change settles, and once more when it has.
@@ -286,7 +293,12 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
 
     /// A region that joins for the very first time has spent nothing: its buckets begin full.
     async fn mark_full(&mut self) {
-        let (Some(session), Some(1), false) = (self.session, self.epoch, self.marked_full) else { return };
+        let (Some(session), Some(epoch), false) = (self.session, self.epoch, self.marked_full) else {
+            return;
+        };
+        if epoch != 1 && !planted(Bug::FullAfterLoss) {
+            return;
+        }
         if session.kept {
             self.marked_full = true;
             return;

@@ -247,7 +247,7 @@ impl Admin {
 
     async fn pause(&self, why: &str) -> anyhow::Result<()> {
         if Instant::now() + STEP_EVERY > self.until {
-            bail!("not through in time, it waits for {why}; run the same again to go on");
+            bail!("not through in time ({why}); run the same again to go on");
         }
         tokio::time::sleep(STEP_EVERY).await;
         Ok(())
@@ -286,7 +286,7 @@ impl Told {
     fn tell(&mut self, name: &str, why: &str) {
         let gist: String = why.chars().filter(|c| !c.is_ascii_digit()).collect();
         if self.0 != gist {
-            eprintln!("{name}: waits for {why}");
+            eprintln!("{name}: not through yet ({why})");
             self.0 = gist;
         }
     }

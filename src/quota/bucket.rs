@@ -71,7 +71,7 @@ impl Generation {
     /// A change of policy works this out under the *old* shape, before it calls [`Unseen::after_change`].
     #[must_use]
     pub fn unseen(self, shape: Shape, unseen: Option<Unseen>, now: Micros) -> Option<Unseen> {
-        if self.full || planted(Bug::FullAfterLoss) {
+        if self.full {
             return unseen;
         }
         match unseen {

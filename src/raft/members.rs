@@ -10,7 +10,7 @@ use crate::quota::policy::RegionName;
 use crate::quota::pool::Standing;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{ClientWriteError, RaftError as OpenRaftError};
-use openraft::{ChangeMembers, RaftMetrics};
+use openraft::{ChangeMembers, Instant as _, RaftMetrics};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -145,6 +145,9 @@ impl Node {
                 "`{region}` has {lag} entries of the log to catch up with"
             )));
         }
+        if !self.reaches(metrics, node) {
+            return Err(MemberFault::NotNow(format!("`{region}` does not answer")));
+        }
         let mut after = voters;
         after.insert(node);
         self.keeps_quorum(metrics, &after)?;
@@ -233,10 +236,19 @@ impl Node {
         }))
     }
 
+    /// Does it answer? The leader's own heartbeats tell sooner than pings do, of who has just come and of who has just gone.
     fn reaches(&self, metrics: &Metrics, node: u64) -> bool {
-        let silence = self.client.timing.silence();
-        let peer = || self.client.peers.get(&region_of(metrics, node).ok()?);
-        node == metrics.id || peer().is_some_and(|peer| peer.reachable(silence))
+        let timing = &self.client.timing;
+        if node == metrics.id {
+            return true;
+        }
+        match metrics.heartbeat.as_ref().and_then(|all| all.get(&node)?.as_ref()) {
+            Some(answered) => answered.elapsed() < timing.election_max(),
+            None => {
+                let peer = region_of(metrics, node).ok().and_then(|region| self.client.peers.get(&region));
+                peer.is_some_and(|peer| peer.reachable(timing.silence()))
+            }
+        }
     }
 
     async fn make<T>(

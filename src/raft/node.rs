@@ -212,9 +212,9 @@ impl Node {
     pub fn leader(&self) -> Option<(u64, RegionName)> {
         let metrics = self.raft.server_metrics().borrow_watched().clone();
         let leader = metrics.current_leader?;
-        let member =
-            metrics.membership_config.membership().get_node(&leader).or_else(|| self.voters.get(&leader));
-        Some((leader, member?.region.clone()))
+        let member = metrics.membership_config.membership().get_node(&leader);
+        let region = member.map(|member| member.region.clone());
+        Some((leader, region.or_else(|| self.client.peers.region_of(leader))?))
     }
 
     pub fn tls(&self) -> Option<Arc<rustls::ServerConfig>> {
@@ -368,6 +368,7 @@ async fn hello(client: &Client, peer: &Peer, founding: u32) -> Result<HelloReply
     let sent = Instant::now();
     let reply = client.call(peer, Lane::Control, path::HELLO, &Hello { founding }, limits).await?;
     peer.heard(sent.elapsed());
+    client.peers.accepted_by(&peer.region);
     Ok(reply)
 }
 

@@ -214,7 +214,7 @@ impl Batch {
 
 /// See [`Applied::policies`].
 fn reports_once(op: &Op) -> bool {
-    matches!(op, Op::Found { .. } | Op::SetPolicies(_))
+    matches!(op, Op::Found { .. } | Op::SetPolicies(_) | Op::AddRegion(_) | Op::RemoveRegion(_))
 }
 
 /// Hands an entry to openraft, under the leadership that stamped it and no other, and brings back what it did.
@@ -244,7 +244,7 @@ async fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::pool::{Ack, RegionId, SetPolicies};
+    use crate::quota::pool::{Ack, AddRegion, RegionId, SetPolicies};
 
     fn proposal(ops: Vec<Op>) -> (Proposal, oneshot::Receiver<Outcome>) {
         let (reply, outcome) = oneshot::channel();
@@ -278,6 +278,8 @@ mod tests {
         assert!(batch.has_room(&proposal(set()).0));
         batch.add(proposal(set()).0);
         assert!(!batch.has_room(&proposal(set()).0));
+        let add = vec![Op::AddRegion(AddRegion { name: "r".into(), previous: 0 })];
+        assert!(!batch.has_room(&proposal(add).0));
         assert!(batch.has_room(&proposal(acks(1)).0));
     }
 }

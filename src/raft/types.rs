@@ -1,6 +1,7 @@
 //! openraft's type parameters, and what they look like on disk and on the wire.
 
 use crate::quota::policy::RegionName;
+pub(super) use crate::quota::pool::NODE_IDS;
 use crate::quota::pool::{Applied, Entry};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -31,9 +32,6 @@ pub(super) type AppendReply = openraft::raft::StreamAppendResult<TypeConfig>;
 pub(super) fn leadership(leader: &LeaderId) -> u64 {
     leader.term.saturating_mul(NODE_IDS).saturating_add(leader.node_id)
 }
-
-/// Node ids are below this.
-pub(super) const NODE_IDS: u64 = 1 << 16;
 
 /// A log entry's own content. Cheap to clone: it is kept in the log's cache and sent to several peers.
 #[derive(Clone, Debug, PartialEq, Eq)]

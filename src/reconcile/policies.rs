@@ -18,7 +18,8 @@ const ACK_AFTER: Micros = Micros::seconds(1);
 impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// The policies in the pool may be others than those in use.
     pub(super) fn read_policies(&mut self) {
-        let me = self.raft.pool().read().seat(&self.region, self.raft.node_id());
+        self.node = self.raft.node_id();
+        let me = self.node.and_then(|node| self.raft.pool().read().seat(&self.region, node));
         if me != self.me {
             self.me = me;
             if me.is_none() {
@@ -82,7 +83,6 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
         let none = Active::none(self.unmatched_allowed, &self.core.metrics);
         self.core.active.store(none.into());
-        self.set_epoch(None);
         self.progress.send_modify(|p| p.policies = 0);
     }
 

@@ -138,7 +138,9 @@ async fn a_dead_region_is_removed_and_comes_back_without_its_disk() {
     admits(&history, "split", 0, 18, 21, Duration::from_secs(20)).await;
     let lost = 2;
     cluster.daemons[lost].kill();
-    std::fs::remove_dir_all(cluster.daemons[lost].data_dir()).expect("its disk is gone");
+    let data = cluster.daemons[lost].data_dir();
+    let former = data.with_file_name("former");
+    std::fs::rename(&data, &former).expect("its disk is gone");
 
     // Of the other two, none could go: what is left would be no majority.
     let missed = || async {
@@ -163,6 +165,20 @@ async fn a_dead_region_is_removed_and_comes_back_without_its_disk() {
         admits(&history, "split", region, 18, 21, 2 * LEASE).await;
         admits(&history, "strict", region, 16, 24, 2 * LEASE).await;
     }
+
+    // Somebody finds the old disk, and starts the daemon on it: it is nobody any more.
+    cluster.daemons[lost].kill();
+    std::fs::rename(&data, data.with_file_name("newer")).expect("the newer disk is out");
+    std::fs::rename(&former, &data).expect("the old disk is in");
+    cluster.daemons[lost].spawn();
+    let why = format!("region `{}` has been removed from the cluster", REGIONS[lost]);
+    not_ready_because(&cluster.daemons[lost].admin(), &why).await;
+    let api = cluster.daemons[lost].api();
+    let lets_nothing_through = || async {
+        let answer = api.check("split", &[("tenant", "8")], 1).await;
+        hold(answer.status >= 429, || format!("{} {}", answer.status, answer.text))
+    };
+    eventually("it lets nothing through", Duration::from_secs(5), lets_nothing_through).await;
     drop(steady);
     for name in ["strict", "split"] {
         Bound::per_second(60, 60).must_hold(&history.admitted(name));

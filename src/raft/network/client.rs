@@ -202,7 +202,6 @@ impl Client {
             }
             return Err(CallError::Refused(Refusal::TargetInstance));
         }
-        self.peers.accepted_by(&peer.region);
         match reply.status() {
             status if status.is_success() => Ok(reply),
             http::StatusCode::SERVICE_UNAVAILABLE => Err(CallError::Busy),

@@ -196,14 +196,23 @@ impl Peers {
         }
     }
 
-    /// A peer answers this node.
+    /// A peer takes this node for one of the cluster.
     pub fn accepted_by(&self, region: &RegionName) {
         self.removed_by_mut().remove(region);
     }
 
-    /// Do peers say that this node has been removed?
-    pub fn is_removed(&self) -> bool {
-        !self.removed_by_mut().is_empty()
+    /// Do peers say that this node has been removed, and none of those that answered within `silence` takes it for a member?
+    pub fn is_removed(&self, silence: Duration) -> bool {
+        let says_so = self.removed_by_mut().clone();
+        let contradicts = |peer: &Arc<Peer>| peer.reachable(silence) && !says_so.contains(&peer.region);
+        !says_so.is_empty() && !self.all().iter().any(contradicts)
+    }
+
+    /// The region of a member.
+    pub fn region_of(&self, node: u64) -> Option<RegionName> {
+        let book = self.book();
+        let mut nodes = book.members.as_ref()?.nodes.iter();
+        nodes.find(|(_, id)| **id == node).map(|(region, _)| region.clone())
     }
 
     fn url_of(&self, book: &Book, node: u64, region: &RegionName, url: &str) -> String {

@@ -82,7 +82,7 @@ impl Log for SimLog {
         self.rafts.leads(self.region)
     }
 
-    fn node_id(&self) -> u64 {
-        self.node
+    fn node_id(&self) -> Option<u64> {
+        Some(self.node)
     }
 }
