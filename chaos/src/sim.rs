@@ -47,6 +47,8 @@ const SETTLES: Micros = Micros::seconds(20);
 const HELD_MAX: Micros = Micros::seconds(200);
 /// Full use of the limits is measured over this time, after demand has been there for as long.
 const MEASURE: Micros = Micros::seconds(8);
+/// So much of what a pool can carry must be used then. (What it reaches over longer times is measured in benches/utilisation.rs.)
+const SERVED_PERCENT: i64 = 80;
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -362,7 +364,7 @@ impl World {
         for ((target, before), after) in self.targets.iter().zip(before).zip(after) {
             let Some((rate, carried)) = self.carries(target) else { continue };
             let used = after - *before;
-            let least = carried.during(MEASURE).percent(90);
+            let least = carried.during(MEASURE).percent(SERVED_PERCENT);
             if used < least {
                 let what = format!(
                     "L2: {} ({}): {used:?} used in {} s, where {least:?} can be carried (limit {rate:?}): {}",

@@ -142,7 +142,9 @@ impl World {
         let promise = Guarantee::of(policy, &self.names(), self.delay + self.delay)?;
         let roomy = promise.rate >= Rate::per_second(5)
             && promise.burst >= promise.rate.during(Micros::seconds(1))
-            && promise.burst >= Tokens::whole(40);
+            && promise.burst >= Tokens::whole(40)
+            // Where most of the burst is in reserves, little moves.
+            && promise.pool.is_none_or(|pool| pool.burst >= promise.burst.percent(50));
         let carried = match &promise.pool {
             Some(reach) => reach.moving_max,
             None => {
