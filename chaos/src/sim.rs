@@ -35,10 +35,10 @@ use region::Region;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use store::Shelf;
-use watch::Watch;
+use watch::{Held, Watch};
 
 /// After this all faults have ended.
-const FAULTS: Micros = Micros::seconds(70);
+const FAULTS: Micros = Micros::seconds(120);
 /// How long a healed cluster may take until every region has joined and policies have settled: an election, a join, the
 /// acknowledgements, and the longest lease.
 const SETTLES: Micros = Micros::seconds(20);
@@ -174,7 +174,7 @@ impl World {
             })
             .collect();
         let habits = Habits {
-            company: Micros::millis(chance.pick(&[1, 30, 600])),
+            company: Micros::millis(chance.pick(&[1, 30, 600, 3_000])),
             slow_hand_over: chance.pick(&[0, 0, 2, 10]),
             disk: Micros::millis(chance.pick(&[0, 5, 200])),
             log_max: chance.pick(&[20_usize, 100, 1_000]),
@@ -330,7 +330,7 @@ impl World {
     fn look(&self) {
         self.watch.look(self.time.now(), |bucket| {
             let Some(target) = self.targets.iter().find(|t| t.bucket == bucket) else { return Vec::new() };
-            self.regions.iter().map(|region| spendable(region, target)).collect()
+            self.regions.iter().map(|region| held(region, target)).collect()
         });
     }
 
@@ -466,6 +466,14 @@ fn judged(history: &oracle::History) -> Option<Broken> {
 fn spendable(region: &Region, target: &Target) -> Tokens {
     let part = region.part(&target.policy);
     part.map_or(Tokens::ZERO, |(shape, unseen)| region.shelf.spendable(target.bucket, shape, unseen))
+}
+
+/// What a region has of a bucket at this instant.
+fn held(region: &Region, target: &Target) -> Held {
+    let part = region.part(&target.policy);
+    let lease = part.map(|(shape, unseen)| region.shelf.lease(target.bucket, shape, unseen));
+    let lease = lease.unwrap_or_default();
+    Held { region: region.name.clone(), spendable: spendable(region, target), lease }
 }
 
 /// The pool of a cluster that was just founded.

@@ -14,10 +14,12 @@ fn cores() -> usize {
 #[test]
 fn a_seed_repeats_bit_for_bit() {
     for seed in [1, 5, 21, 29] {
-        let runs = [(); 2].map(|()| run(seed, Options { record: true, ..Options::default() }).expect("it runs"));
+        let runs =
+            [(); 2].map(|()| run(seed, Options { record: true, ..Options::default() }).expect("it runs"));
         let [first, second] = &runs;
         assert_eq!(first.fingerprint, second.fingerprint, "seed {seed}");
-        let text = |run: &quorate_chaos::sim::Outcome| serde_json::to_string(&run.history).expect("a history");
+        let text =
+            |run: &quorate_chaos::sim::Outcome| serde_json::to_string(&run.history).expect("a history");
         assert_eq!(text(first), text(second), "seed {seed}");
     }
     let fingerprints: BTreeSet<u64> =
@@ -29,9 +31,10 @@ fn a_seed_repeats_bit_for_bit() {
 fn every_promise_is_kept_in_some_hundred_seeds() {
     let seeds = std::env::var("QUORATE_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(SEEDS);
     let summary = campaign(1..=seeds, Options::default(), cores(), false, |_, _| ()).expect("they run");
-    let broken = summary.broken.iter().map(|(seed, broken)| {
-        format!("quorate-chaos sim --seed {seed}: {} at {:?}", broken.what, broken.at)
-    });
+    let broken = summary
+        .broken
+        .iter()
+        .map(|(seed, broken)| format!("quorate-chaos sim --seed {seed}: {} at {:?}", broken.what, broken.at));
     let broken: Vec<String> = broken.collect();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
     // It would prove nothing if nothing had happened.

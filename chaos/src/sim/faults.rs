@@ -41,7 +41,8 @@ impl World {
         let n = self.regions.len();
         let (a, b) = (self.chance.index(n), self.chance.index(n));
         // So that some leases run out and others do not.
-        let long = self.chance.time(Micros::millis(200), Micros::seconds(25));
+        let longest = Micros::seconds(self.chance.pick(&[2, 25, 25, 80]));
+        let long = self.chance.time(Micros::millis(200), longest);
         match self.chance.int(0, 27) {
             0 => self.cut(&[a], false, long),
             1 => self.cut(&[a], true, long),

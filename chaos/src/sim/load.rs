@@ -113,7 +113,9 @@ impl World {
         while self.phase() != Phase::Over {
             pass(self.chance.time(Micros::millis(10), Micros::seconds(8))).await;
             if self.phase() == Phase::Faults {
-                for region in 0..self.regions.len() {
+                // One may go on having what it has.
+                let spared = self.chance.index(self.regions.len() * 3);
+                for region in (0..self.regions.len()).filter(|region| *region != spared) {
                     self.spend_all(region);
                 }
             }

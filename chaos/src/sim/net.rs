@@ -22,7 +22,7 @@ pub struct Line {
 }
 
 /// A message that is late takes up to this: longer than anything in the protocol waits for it.
-pub const LATE: Micros = Micros::seconds(45);
+pub const LATE: Micros = Micros::seconds(70);
 
 impl Line {
     /// A good line with this usual delay.

@@ -389,7 +389,7 @@ impl Rafts {
             let opened = self.stamp(me);
             let rafts = Arc::clone(self);
             let company = match self.chance.int(0, 99) {
-                0..90 => Micros::millis(1),
+                0..80 => Micros::millis(1),
                 _ => self.chance.time(Micros::ZERO, self.habits.company),
             };
             tokio::spawn(self.machines[me].run(async move {

@@ -6,7 +6,7 @@
 use super::chance::Chance;
 use super::machine::{Clock, TrueTime, pass};
 use quorate::bugs::{Bug, planted};
-use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::bucket::{self, Bucket, Charge, Generation, Moment, Shape, Unseen};
 use quorate::quota::policy::BucketId;
 use quorate::store::{
@@ -158,6 +158,16 @@ impl Shelf {
     #[must_use]
     pub fn now(&self) -> Micros {
         self.state().clock.at(self.time.now())
+    }
+
+    /// What is lent to this bucket, as the store has it now: rate and burst.
+    #[must_use]
+    pub fn lease(&self, bucket: BucketId, shape: Shape, unseen: Option<Unseen>) -> (Rate, Tokens) {
+        let state = self.state();
+        let Some(session) = state.session else { return Default::default() };
+        let now = state.clock.at(self.time.now());
+        let bucket = state.settled(bucket, shape, unseen, session.nonce, now);
+        (bucket.rate() - bucket.shape().rate, bucket.cap() - bucket.shape().cap)
     }
 
     /// The bucket as it is stored, for messages.

@@ -2,13 +2,14 @@
 //!
 //! - S1: what was spent never exceeds the bound in any window (a virtual bucket that everything is poured into and that drains
 //!   at the limit's rate exceeds the burst if and only if some window did);
-//! - S2: ... nor would it if every region spent what it has at this instant;
+//! - S2: ... nor would it if every region spent what it has at this instant, and what is in the pool besides;
+//! - S3: no region's lease exceeds, or outlives, its liability in the committed pool;
 //! - S4: the pool's own books balance.
 
 use super::Broken;
 use crate::oracle::Edition;
 use quorate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
-use quorate::quota::policy::{BucketId, Part};
+use quorate::quota::policy::{BucketId, Part, RegionName};
 use quorate::quota::pool::{Entry, Pool};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -60,6 +61,17 @@ impl Meter {
         let micro = (self.level + i128::from(MICROS_PER_SECOND) - 1) / i128::from(MICROS_PER_SECOND);
         Tokens(i64::try_from(micro).unwrap_or(i64::MAX))
     }
+}
+
+/// What a region has of a bucket.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The region's name.
+    pub region: RegionName,
+    /// What it could spend at this instant.
+    pub spendable: Tokens,
+    /// What of it is lent: rate and burst.
+    pub lease: (Rate, Tokens),
 }
 
 /// The watch.
@@ -158,8 +170,8 @@ impl Watch {
         }
     }
 
-    /// Looks at everything. `spendable` says what each region could take of a bucket at this instant.
-    pub fn look(&self, now: Micros, spendable: impl Fn(BucketId) -> Vec<Tokens>) {
+    /// Looks at everything. `held` says what each region has of a bucket at this instant.
+    pub fn look(&self, now: Micros, held: impl Fn(BucketId) -> Vec<Held>) {
         let mut inner = self.inner();
         inner.narrow(now);
         inner.tell_settled(now);
@@ -169,19 +181,25 @@ impl Watch {
         }
         let ids: Vec<BucketId> = inner.buckets.keys().copied().collect();
         for id in ids {
-            let parts = spendable(id);
+            let held = held(id);
+            if let Some(what) = held.iter().find_map(|held| inner.overheld(id, held)) {
+                inner.break_promise(now, what);
+            }
+            let parts: Vec<Tokens> = held.iter().map(|held| held.spendable).collect();
+            let pooled = inner.pooled(id);
             let Inner { by_policy, buckets, .. } = &mut *inner;
             let Some((policy, meter)) = buckets.get_mut(&id) else { continue };
             let Some(terms) = by_policy.get(policy) else { continue };
             meter.drain(terms.rate(), now);
             let (level, most) = (meter.level(), terms.burst() + slack(terms.rate()));
-            let all = level + parts.iter().copied().sum();
+            let all = level + parts.iter().copied().sum() + pooled;
             if all > most {
                 let parts: Vec<String> = parts.into_iter().map(show).collect();
                 let parts = parts.join(" + ");
                 let what = format!(
-                    "S2: {policy}: {} in a window and {parts} to be spent at this instant, where {} may be",
+                    "S2: {policy}: {} in a window, {parts} to be spent at this instant and {} in the pool, where {} may be",
                     show(level),
+                    show(pooled),
                     show(most)
                 );
                 inner.break_promise(now, what);
@@ -238,6 +256,35 @@ impl Watch {
 }
 
 impl Inner {
+    /// What the pool could lend of a bucket.
+    fn pooled(&self, id: BucketId) -> Tokens {
+        let Some((policy, _)) = self.buckets.get(&id) else { return Tokens::ZERO };
+        let view = self.pool.policies().find(|view| *view.policy.name == **policy);
+        let pooled = view.filter(|view| view.cut.is_some_and(|cut| cut.pooled));
+        pooled.map_or(Tokens::ZERO, |view| self.pool.free(view.id, id, self.pool.tau()))
+    }
+
+    /// S3.
+    fn overheld(&self, id: BucketId, held: &Held) -> Option<String> {
+        let (rate, burst) = held.lease;
+        if rate == Rate::ZERO && burst == Tokens::ZERO {
+            return None;
+        }
+        let region = self.pool.region(&held.region);
+        let record = region.and_then(|region| self.pool.record(id, region));
+        let covered = record.is_some_and(|record| {
+            let liable = record.liable();
+            liable.0 >= rate && liable.1 >= burst
+        });
+        (!covered).then(|| {
+            let policy = self.buckets.get(&id).map_or("?", |(policy, _)| policy);
+            format!(
+                "S3: {policy}: {} has {burst:?}, {rate:?} on loan, where the pool says {record:?}",
+                held.region
+            )
+        })
+    }
+
     /// In force from the stamp on: meters drain at the new rate from there.
     fn read_terms(&mut self, now: Micros, stamped: Micros) {
         let mut newest: BTreeMap<String, (Rate, Tokens, Edition)> = BTreeMap::new();

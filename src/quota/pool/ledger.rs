@@ -74,8 +74,9 @@ impl Record {
         self.expires.max(ghost).max(self.asked + advice.max(MAX_AGE))
     }
 
-    /// Everything of the pool that may be in use under it.
-    pub(super) fn liable(&self) -> (Rate, Tokens) {
+    /// Everything of the pool that may be in use under it: rate and burst.
+    #[must_use]
+    pub fn liable(&self) -> (Rate, Tokens) {
         let ghost = self.ghost.as_deref().copied().unwrap_or_default();
         (self.rate + ghost.rate, self.burst + ghost.burst)
     }
