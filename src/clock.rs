@@ -4,7 +4,7 @@
 use crate::quota::amount::Micros;
 
 #[cfg(feature = "sim")]
-pub use simulated::{Reading, simulate};
+pub use simulated::{Reading, is_simulated, simulate};
 
 /// Microseconds on this machine's monotonic clock, from an arbitrary start. On Linux it counts the time that the
 /// machine was suspended too (`CLOCK_BOOTTIME`): a lease must not come back to life after a pause.
@@ -59,6 +59,12 @@ mod simulated {
     /// From now on clocks read so on this thread; `None`: as the machine's do. Returns what they read until now.
     pub fn simulate(reading: Option<Reading>) -> Option<Reading> {
         READING.replace(reading)
+    }
+
+    /// Does the simulation set the clocks at the moment?
+    #[must_use]
+    pub fn is_simulated() -> bool {
+        reading().is_some()
     }
 
     pub(super) fn reading() -> Option<Reading> {

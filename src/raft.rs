@@ -10,7 +10,10 @@ mod node;
 mod propose;
 mod replica;
 mod seat;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod snapshot;
+mod task;
 mod timing;
 mod types;
 

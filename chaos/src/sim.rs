@@ -1,6 +1,8 @@
 //! The simulation: the product's own fast and slow loops and pool, of 2 to 9 regions, in one thread with simulated time, network,
 //! stores and log. Everything that is left to chance comes from the seed, so that a seed repeats bit for bit.
 //!
+//! The log is the simulation's own small Raft ([`raft`]), or, at some three times the cost, the product's ([`openraft`]).
+//!
 //! A run has two phases: one with faults, in which only safety is checked (and at every instant: see [`watch`]), and a healed one,
 //! which must converge: policies settle, every region joins, and the whole limit is used again.
 
@@ -9,27 +11,34 @@ mod chance;
 pub mod command;
 mod faults;
 mod load;
+mod logs;
 mod machine;
 mod members;
 mod net;
+mod openraft;
 mod policies;
 mod raft;
 mod region;
 mod store;
 mod watch;
 
+pub use logs::Kind;
+pub use openraft::{Counts as RaftCounts, Ends};
 pub use watch::Counts;
 
 use crate::invariants::{ApproximateBound, Breach, Invariant, Judged, SplitBound, StrictBound, Verdict};
 use crate::oracle;
 use chance::Chance;
+use logs::Logs;
 use machine::{Clock, Clocks, Machine, TrueTime, pass};
 use net::Net;
+use openraft::Openrafts;
 use policies::Target;
 use quorate::bugs::{self, Bug};
 use quorate::quota::amount::{Micros, Tokens};
 use quorate::quota::policy::{Policy, RegionName};
 use quorate::quota::pool::{Entry, Op, Pool, Stamp};
+use quorate::raft::LogLimits;
 use raft::{Habits, Payload, Rafts};
 use region::Region;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -57,6 +66,8 @@ pub struct Options {
     pub regions: Option<usize>,
     /// With this deliberate bug.
     pub bug: Option<Bug>,
+    /// On this log.
+    pub log: Kind,
     /// Keep a history for the report.
     pub record: bool,
 }
@@ -68,6 +79,8 @@ pub struct Outcome {
     pub violation: Option<Broken>,
     /// What happened.
     pub counts: Counts,
+    /// What happened in the product's own Raft, if it ran on that.
+    pub raft: Option<RaftCounts>,
     /// A number that two runs of one seed have in common.
     pub fingerprint: u64,
     /// If it was to be kept.
@@ -104,7 +117,7 @@ struct World {
     chance: Chance,
     drift: i64,
     net: Arc<Net>,
-    rafts: Arc<Rafts>,
+    logs: Logs,
     regions: Vec<Arc<Region>>,
     watch: Arc<Watch>,
     targets: Vec<Target>,
@@ -124,7 +137,7 @@ pub fn run(seed: u64, options: Options) -> anyhow::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     bugs::plant(options.bug);
     let outcome = runtime.block_on(async {
-        let world = World::new(seed, options);
+        let world = World::new(seed, options)?;
         let broken = Arc::clone(&world).live().await;
         world.outcome(broken)
     });
@@ -134,7 +147,7 @@ pub fn run(seed: u64, options: Options) -> anyhow::Result<Outcome> {
 }
 
 impl World {
-    fn new(seed: u64, options: Options) -> Arc<Self> {
+    fn new(seed: u64, options: Options) -> anyhow::Result<Arc<Self>> {
         let (time, chance) = (TrueTime::begin(), Chance::new(seed));
         let n = options.regions.unwrap_or_else(|| match chance.int(0, 9) {
             0 => 2,
@@ -144,7 +157,8 @@ impl World {
         });
         let drift = chance.pick(&[0, 10_000, 10_000, 10_000]);
         // Some that may join later.
-        let all = n + if n < 9 && chance.percent(30) { 1 } else { 0 };
+        let more = n < 9 && chance.percent(30) && options.log == Kind::Small;
+        let all = n + usize::from(more);
         let names: Vec<RegionName> = (0..all).map(|i| RegionName::from(format!("r{i}"))).collect();
         let policies: Vec<Policy> =
             (0..chance.int(1, 2)).map(|i| policies::any(&chance, &format!("p{i}"), &names)).collect();
@@ -180,28 +194,47 @@ impl World {
             log_max: chance.pick(&[20_usize, 100, 1_000]),
         };
         let seen = Arc::clone(&watch);
-        let on_commit = move |_, item: &raft::Item| {
-            if let Payload::Pool(entry, stamped) = &item.payload {
-                seen.committed(time.now(), item.term, entry, *stamped);
+        let on_commit = move |term, entry: &Entry, stamped| seen.committed(time.now(), term, entry, stamped);
+        let machines = regions.iter().map(|r| Arc::clone(&r.machine)).collect();
+        let (lines, among) = (Arc::clone(&net), (time, chance.clone()));
+        let logs = match options.log {
+            Kind::Small => {
+                let on_item = move |_, item: &raft::Item| {
+                    if let Payload::Pool(entry, stamped) = &item.payload {
+                        on_commit(item.term, entry, *stamped);
+                    }
+                };
+                let founded = (pool, n);
+                Logs::Small(Rafts::new(
+                    time,
+                    chance.clone(),
+                    lines,
+                    machines,
+                    habits,
+                    founded,
+                    Box::new(on_item),
+                ))
+            }
+            Kind::Openraft => {
+                let entries = habits.log_max as u64;
+                let habits = openraft::Habits {
+                    rtt_max: (delay + delay).percent(120),
+                    disk: habits.disk,
+                    log: LogLimits { snapshot_entries: entries, entries_kept: entries / 4 },
+                    propose_every: Micros::seconds(2),
+                };
+                let policies = pool.policies().map(|view| Policy::clone(view.policy)).collect();
+                let on_commit = Box::new(on_commit);
+                Logs::Openraft(Openrafts::new(among, lines, machines, habits, policies, on_commit)?)
             }
         };
-        let machines = regions.iter().map(|r| Arc::clone(&r.machine)).collect();
-        let rafts = Rafts::new(
-            time,
-            chance.clone(),
-            Arc::clone(&net),
-            machines,
-            habits,
-            (pool, n),
-            Box::new(on_commit),
-        );
         let history = Mutex::new(oracle::History::default());
         let world = Self {
             time,
             chance,
             drift,
             net,
-            rafts,
+            logs,
             regions,
             watch,
             targets,
@@ -212,15 +245,16 @@ impl World {
             history,
         };
         world.title(seed, options, &names);
-        Arc::new(world)
+        Ok(Arc::new(world))
     }
 
     fn title(&self, seed: u64, options: Options, names: &[RegionName]) {
         let bug = options.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
         let regions = options.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
+        let log = if options.log == Kind::Openraft { " --log openraft" } else { "" };
         let mut history = self.history();
         history.run.title = format!("simulation, seed {seed}");
-        history.run.replay = format!("quorate-chaos sim --seed {seed}{regions}{bug}");
+        history.run.replay = format!("quorate-chaos sim --seed {seed}{log}{regions}{bug}");
         history.run.about = format!(
             "up to {} regions, {} ms apart, clocks off by up to {} ppm",
             names.len(),
@@ -233,7 +267,7 @@ impl World {
     /// The run itself.
     async fn live(self: Arc<Self>) -> Option<Broken> {
         for region in &self.regions {
-            region.start(&self.rafts);
+            region.start(&self.logs);
         }
         let look = tokio::spawn(Arc::clone(&self).look_on());
         for region in 0..self.regions.len() {
@@ -285,7 +319,7 @@ impl World {
             if now > clear + SETTLES
                 && let Some(missing) = missing
             {
-                let what = format!("L1: not whole again: {missing}; {}", self.rafts.describe());
+                let what = format!("L1: not whole again: {missing}; {}", self.logs.describe());
                 return Some(Broken { at: now, what });
             }
             if let Some(broken) = self.until(now + Micros::seconds(1)).await {
@@ -309,7 +343,7 @@ impl World {
             if let Some(broken) = self.watch.broken() {
                 return Some(broken);
             }
-            if let Some(what) = self.rafts.fault() {
+            if let Some(what) = self.logs.fault() {
                 return Some(Broken { at: self.time.now(), what });
             }
         }
@@ -338,7 +372,7 @@ impl World {
     fn missing(&self) -> Option<String> {
         if self.changing.load(Ordering::Relaxed) {
             let members = self.watch.with_pool(|pool| pool.members().collect::<Vec<_>>());
-            let voters = self.rafts.voters();
+            let voters = self.logs.voters();
             return Some(format!("a region still joins or leaves: {members:?}, voters {voters:?}"));
         }
         let version = self.watch.with_pool(Pool::version);
@@ -383,7 +417,7 @@ impl World {
     fn describe(&self, target: &Target) -> String {
         let pool = self.watch.with_pool(|pool| {
             let cut = pool.policies().find(|p| *p.policy.name == *target.policy).map(|p| p.policy.clone());
-            format!("{cut:?}; pool {:?}", pool.bucket(target.bucket))
+            format!("{cut:?}; log {}; pool {:?}", self.logs.describe(), pool.bucket(target.bucket))
         });
         let regions = self.regions.iter().map(|region| {
             let part = region.part(&target.policy);
@@ -415,7 +449,8 @@ impl World {
         history.limits = self.watched();
         let broken = broken.or_else(|| judged(&history));
         let history = self.record.then_some(history);
-        Ok(Outcome { violation: broken, counts, fingerprint, history, end: self.time.now() })
+        let raft = self.logs.counts();
+        Ok(Outcome { violation: broken, counts, raft, fingerprint, history, end: self.time.now() })
     }
 
     fn enter(&self, phase: Phase) {

@@ -188,7 +188,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 }
 
-fn half_open(range: &impl RangeBounds<u64>) -> (u64, u64) {
+pub(super) fn half_open(range: &impl RangeBounds<u64>) -> (u64, u64) {
     let from = match range.start_bound() {
         Bound::Included(&from) => from,
         Bound::Excluded(&before) => before.saturating_add(1),
@@ -202,7 +202,7 @@ fn half_open(range: &impl RangeBounds<u64>) -> (u64, u64) {
     (from, to)
 }
 
-fn payload_bytes(payload: &Payload) -> usize {
+pub(super) fn payload_bytes(payload: &Payload) -> usize {
     match payload {
         EntryPayload::Blank => 1,
         EntryPayload::Normal(command) => Command::bytes(command),

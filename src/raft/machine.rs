@@ -2,9 +2,9 @@
 //!
 //! The pool is in memory. After a restart it is the newest snapshot plus the log behind it.
 
-use super::log::LogStore;
 use super::replica::Replica;
 use super::snapshot::{SnapshotDir, SnapshotFile};
+use super::task::blocking;
 use super::types::{LeaderId, LogId, Membership, PeerNode, Response, SnapshotMeta, TypeConfig, leadership};
 use crate::quota::pool::Pool;
 use futures::{Stream, TryStreamExt};
@@ -29,12 +29,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Restores the newest snapshot that can be read.
+    /// Restores the newest snapshot that can be read. The log goes on behind entry `purged`, or from its beginning.
     ///
     /// # Errors
     /// If there are snapshots, and none of them can be read and continued from the log.
-    pub(super) fn open(me: u64, snapshots: SnapshotDir, log: &LogStore) -> io::Result<Self> {
-        let (meta, pool) = newest(&snapshots, log)?;
+    pub(super) fn open(me: u64, snapshots: SnapshotDir, purged: Option<LogId>) -> io::Result<Self> {
+        let (meta, pool) = newest(&snapshots, purged)?;
         Ok(Self {
             me,
             replica: Arc::new(Replica::new(pool)),
@@ -64,11 +64,11 @@ impl Machine {
 
 /// The newest snapshot from which the log goes on. The log has been purged up to a snapshot, so that an older one
 /// helps only if the crash came before the purge.
-fn newest(snapshots: &SnapshotDir, log: &LogStore) -> io::Result<(SnapshotMeta, Pool)> {
+fn newest(snapshots: &SnapshotDir, purged: Option<LogId>) -> io::Result<(SnapshotMeta, Pool)> {
     let mut first_fault = None;
     for path in snapshots.list()? {
         let fault = match snapshots.get(&path).and_then(|file| file.decode()) {
-            Ok((meta, pool)) if log.purged() <= meta.last_log_id => return Ok((meta, pool)),
+            Ok((meta, pool)) if purged <= meta.last_log_id => return Ok((meta, pool)),
             Ok(_) => io::Error::new(io::ErrorKind::InvalidData, "the log does not go back to this snapshot"),
             Err(fault) => fault,
         };
@@ -76,7 +76,7 @@ fn newest(snapshots: &SnapshotDir, log: &LogStore) -> io::Result<(SnapshotMeta, 
         tracing::error!(%fault, "cannot use a snapshot; trying the one before it");
         first_fault.get_or_insert(fault);
     }
-    match (first_fault, log.purged()) {
+    match (first_fault, purged) {
         (Some(fault), _) => Err(fault),
         (None, Some(purged)) => Err(io::Error::new(
             io::ErrorKind::NotFound,
@@ -112,6 +112,8 @@ impl RaftStateMachine<TypeConfig> for Machine {
                 }
             };
             self.applied = Some(entry.log_id);
+            #[cfg(feature = "sim")]
+            super::sim::applied(&entry, &self.replica);
             if leader.node_id == self.me {
                 self.replica.lead(leadership(&leader));
             }
@@ -139,11 +141,13 @@ impl RaftStateMachine<TypeConfig> for Machine {
             snapshots.adopt(&file, &meta)?;
             Ok(pool)
         })
-        .await?;
+        .await??;
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
         self.log_bytes = 0;
         self.replica.restore(pool);
+        #[cfg(feature = "sim")]
+        super::sim::restored(self.applied, &self.replica);
         Ok(())
     }
 
@@ -159,7 +163,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
             }
             Ok(None)
         })
-        .await
+        .await?
     }
 }
 
@@ -183,16 +187,13 @@ impl RaftSnapshotBuilder<TypeConfig> for Builder {
             let snapshot = snapshots.write(&meta, &pool)?;
             Ok(CompleteSnapshot { meta, snapshot })
         })
-        .await
+        .await?
     }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::log::LogStore;
     use super::super::types::Command;
     use super::*;
     use crate::quota::amount::Micros;
@@ -213,7 +214,7 @@ mod tests {
 
     fn open(dir: &std::path::Path) -> io::Result<(LogStore, Machine)> {
         let log = LogStore::open(&dir.join("log"))?;
-        let machine = Machine::open(1, SnapshotDir::open(dir.join("snapshots"))?, &log)?;
+        let machine = Machine::open(1, SnapshotDir::open(dir.join("snapshots"))?, log.purged())?;
         Ok((log, machine))
     }
 

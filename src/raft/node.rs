@@ -10,16 +10,19 @@ use super::network::wire::{self, Hello, HelloReply, Propose, ProposeReply, Refus
 use super::propose::{Proposals, check_size};
 use super::replica::Replica;
 use super::snapshot::SnapshotDir;
+use super::task::{blocking, here};
 use super::timing::Timing;
-use super::types::{NODE_IDS, PeerNode, TypeConfig};
+use super::types::{LogId, NODE_IDS, PeerNode, TypeConfig};
 use super::{LogLimits, PeerTls, ProposeError, RaftConfig, RaftError};
 use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op};
 use arc_swap::ArcSwapOption;
+use futures::future::join_all;
 use openraft::ServerState;
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::storage::RaftLogStorage;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,19 +83,33 @@ impl Node {
         first_policies: Vec<Policy>,
         limits: LogLimits,
     ) -> Result<Arc<Self>, RaftError> {
+        Self::start_on(config, first_policies, limits, Files).await
+    }
+
+    /// The same, on any ground.
+    pub async fn start_on(
+        config: RaftConfig,
+        first_policies: Vec<Policy>,
+        limits: LogLimits,
+        ground: impl Ground,
+    ) -> Result<Arc<Self>, RaftError> {
         let voters = voters(&config)?;
-        let seat = super::seat::find(&config, &watch::Sender::new(None)).await?;
+        let seat = super::seat::find_on(&config, &watch::Sender::new(None), &ground).await?;
         let me = voters.iter().find(|(_, node)| node.region == config.region).map_or(0, |(&id, _)| id);
         let me = seat.unwrap_or(me);
         let timing = Timing::new(config.rtt_max);
         let dir = config.data_dir.clone();
         let (cluster, region) = (config.cluster.clone(), config.region.clone());
-        let opened = tokio::task::spawn_blocking(move || open(&dir, &cluster, &region, me));
-        let Opened { identity, known, fresh, log, machine } =
-            opened.await.map_err(|e| RaftError::Config(e.to_string()))??;
+        let (ground, opened) = blocking(move || {
+            let opened = open(&ground, &dir, &cluster, &region, me);
+            (ground, opened)
+        })
+        .await
+        .map_err(|e| RaftError::Config(e.to_string()))?;
+        let Opened { identity, known, fresh, log, machine } = opened?;
         let me = identity.node_id;
         let peers = Arc::new(Peers::new(identity, known, &config.regions));
-        let client = Client::new(peers, timing, config.tls.as_ref())?;
+        let client = ground.client(Client::new(peers, timing, config.tls.as_ref())?);
         if fresh {
             refuse_to_start_over(&client, &config.data_dir).await?;
         }
@@ -143,7 +160,9 @@ impl Node {
                 return outcome;
             }
             let news = async {
+                // In this order, so that a simulation repeats.
                 tokio::select! {
+                    biased;
                     _ = metrics.changed() => (),
                     () = tokio::time::sleep(RETRY) => (),
                 }
@@ -179,6 +198,7 @@ impl Node {
         let limits = (left, wire::APPLIED_BYTES_MAX);
         let call = self.client.call(&peer, Lane::Entries, path::PROPOSE, &request, limits);
         let called: Result<ProposeReply, CallError> = tokio::select! {
+            biased;
             called = call => called,
             // Whoever waits for a leader that is gone would wait in vain: let it ask again.
             () = self.replaced(leader) => Err(CallError::TimedOut),
@@ -262,7 +282,7 @@ impl Node {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(here(task));
     }
 
     /// Hands leadership to this node; returns once it is seen to lead.
@@ -279,22 +299,55 @@ impl Node {
     }
 }
 
+/// What a node's log and its wire stand on: files and sockets, or a simulation's.
+pub(super) trait Ground: Send + 'static {
+    /// openraft's log.
+    type Log: RaftLogStorage<TypeConfig>;
+
+    /// Opens the log that belongs in `dir`; and the last entry that has been deleted from it, if any.
+    fn open_log(&self, dir: &Path) -> std::io::Result<(Self::Log, Option<LogId>)>;
+
+    /// Where calls to peers go.
+    fn client(&self, client: Client) -> Client {
+        client
+    }
+}
+
+/// Files and sockets.
+pub(super) struct Files;
+
+impl Ground for Files {
+    type Log = LogStore;
+
+    fn open_log(&self, dir: &Path) -> std::io::Result<(LogStore, Option<LogId>)> {
+        let log = LogStore::open(dir)?;
+        let purged = log.purged();
+        Ok((log, purged))
+    }
+}
+
 /// What the data directory holds.
-struct Opened {
+struct Opened<L> {
     identity: Identity,
     known: Acquaintances,
     fresh: bool,
-    log: LogStore,
+    log: L,
     machine: Machine,
 }
 
-fn open(dir: &Path, cluster: &str, region: &RegionName, node_id: u64) -> Result<Opened, RaftError> {
+fn open<G: Ground>(
+    ground: &G,
+    dir: &Path,
+    cluster: &str,
+    region: &RegionName,
+    node_id: u64,
+) -> Result<Opened<G::Log>, RaftError> {
     let (identity, fresh) = Identity::open(dir, cluster, region, node_id)?;
     let known = Acquaintances::open(dir)?;
     let storage = |e: std::io::Error| RaftError::Storage { path: dir.to_owned(), what: e.to_string() };
-    let log = LogStore::open(&dir.join("log")).map_err(storage)?;
+    let (log, purged) = ground.open_log(&dir.join("log")).map_err(storage)?;
     let snapshots = SnapshotDir::open(dir.join("snapshots")).map_err(storage)?;
-    let machine = Machine::open(identity.node_id, snapshots, &log).map_err(storage)?;
+    let machine = Machine::open(identity.node_id, snapshots, purged).map_err(storage)?;
     Ok(Opened { identity, known, fresh, log, machine })
 }
 
@@ -339,13 +392,9 @@ fn founding(voters: &BTreeMap<u64, PeerNode>) -> u32 {
 /// An empty data directory is right for a node that has never been, and wrong for one that peers have met. Peers that do
 /// not answer do not hold it up: they refuse its calls later (see `data_dir`).
 async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftError> {
-    let mut asked = JoinSet::new();
-    for peer in client.peers.all() {
-        let client = client.clone();
-        asked.spawn(async move { (hello(&client, &peer, 0).await, peer) });
-    }
-    while let Some(answer) = asked.join_next().await {
-        if let Ok((Err(CallError::Refused(Refusal::Instance)), peer)) = answer {
+    let ask = async |peer: Arc<Peer>| (hello(client, &peer, 0).await, peer);
+    for answer in join_all(client.peers.all().into_iter().map(ask)).await {
+        if let (Err(CallError::Refused(Refusal::Instance)), peer) = answer {
             start_over(dir);
             return Err(RaftError::DataLost { path: dir.to_owned(), peer: peer.region.clone() });
         }
@@ -477,7 +526,7 @@ impl Node {
             for peer in peers {
                 pinged.entry((peer.region.clone(), peer.url.clone())).or_insert_with(|| {
                     let node = Arc::clone(&self);
-                    tasks.spawn(async move {
+                    tasks.spawn(here(async move {
                         for round in 0_u64.. {
                             ping(&node, &peer).await;
                             if round % WHO_EVERY == 0 {
@@ -485,7 +534,7 @@ impl Node {
                             }
                             tokio::time::sleep(node.client.timing.ping()).await;
                         }
-                    })
+                    }))
                 });
             }
             while tasks.try_join_next().is_some() {}

@@ -5,6 +5,7 @@
 
 use super::node::OpenRaft;
 use super::replica::Replica;
+use super::task;
 use super::types::{Command, LeaderId, TypeConfig, encoded_len, leadership};
 use super::{ENTRY_BYTES_MAX, OPS_MAX, ProposeError};
 use crate::bugs::{Bug, planted};
@@ -60,7 +61,7 @@ impl Proposals {
             held: None,
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
         };
-        tokio::spawn(gatherer.run());
+        task::spawn(gatherer.run());
         Self { queue, bytes: Arc::new(Semaphore::new(QUEUE_BYTES_MAX)) }
     }
 
@@ -118,7 +119,9 @@ impl Gatherer {
             let stamped = leader.zip(opened.or_else(|| leader.and_then(|l| self.stamp(l))));
             match stamped {
                 Some((leader, stamp)) => {
-                    tokio::spawn(write(self.raft.clone(), leader, stamp, batch, permit));
+                    #[cfg(feature = "sim")]
+                    super::sim::stamped(stamp);
+                    task::spawn(write(self.raft.clone(), leader, stamp, batch, permit));
                 }
                 None => batch.answer(&Err(ProposeError::NotSent { retry: true })),
             }
@@ -168,7 +171,9 @@ impl Gatherer {
             if clock.borrow_and_update().is_some_and(|clock| clock.term() == leadership(&leader)) {
                 return Some(leader);
             }
+            // In this order, so that a simulation repeats.
             tokio::select! {
+                biased;
                 changed = metrics.changed() => changed.ok()?,
                 changed = clock.changed() => changed.ok()?,
                 () = tokio::time::sleep_until(deadline) => return None,

@@ -7,13 +7,14 @@ use super::data_dir::{Acquaintances, Identity};
 use super::network::client::{Client, Lane};
 use super::network::peers::{Peer, Peers};
 use super::network::wire::{self, Who, WhoReply, path};
+use super::node::{Files, Ground};
 use super::timing::Timing;
 use super::{RaftConfig, RaftError};
 use crate::quota::policy::RegionName;
+use futures::future::join_all;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 /// Between two times that the cluster is asked.
 const ASK_EVERY: Duration = Duration::from_millis(500);
@@ -27,12 +28,21 @@ pub async fn find(
     config: &RaftConfig,
     waits_for: &watch::Sender<Option<String>>,
 ) -> Result<Option<u64>, RaftError> {
+    find_on(config, waits_for, &Files).await
+}
+
+/// The same, on any ground.
+pub(super) async fn find_on(
+    config: &RaftConfig,
+    waits_for: &watch::Sender<Option<String>>,
+    ground: &impl Ground,
+) -> Result<Option<u64>, RaftError> {
     if Identity::is_there(&config.data_dir) {
         return Ok(None);
     }
     let me = Identity::nobody(&config.cluster, &config.region);
     let peers = Arc::new(Peers::new(me, Acquaintances::nobody(), &config.regions));
-    let client = Client::new(peers, Timing::new(config.rtt_max), config.tls.as_ref())?;
+    let client = ground.client(Client::new(peers, Timing::new(config.rtt_max), config.tls.as_ref())?);
     let mut founded = false;
     loop {
         let newest = ask_all(&client, &config.region).await;
@@ -62,14 +72,9 @@ pub async fn find(
 
 /// The answer of the peer that has come furthest, of those who say that there is a cluster.
 async fn ask_all(client: &Client, region: &RegionName) -> Option<WhoReply> {
-    let mut asked = JoinSet::new();
-    for peer in client.peers.all() {
-        let (client, region) = (client.clone(), region.clone());
-        asked.spawn(async move { ask(&client, &peer, &region).await });
-    }
+    let ask = async |peer: Arc<Peer>| ask(client, &peer, region).await;
     let mut newest: Option<WhoReply> = None;
-    while let Some(answer) = asked.join_next().await {
-        let Ok(Some(reply)) = answer else { continue };
+    for reply in join_all(client.peers.all().into_iter().map(ask)).await.into_iter().flatten() {
         if reply.initialized && newest.as_ref().is_none_or(|n| n.applied < reply.applied) {
             newest = Some(reply);
         }

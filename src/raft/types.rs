@@ -7,6 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(not(feature = "sim"))]
+#[allow(deprecated)] // openraft deprecates its own name for this type, and its macro uses it.
+type Runtime = openraft::impls::TokioRuntime;
+#[cfg(feature = "sim")]
+type Runtime = super::sim::SimRuntime;
+
 openraft::declare_raft_types!(
     /// Leaders are ordered by (term, node id): two candidates of one term do not block each other, the greater id wins.
     pub TypeConfig:
@@ -15,6 +21,7 @@ openraft::declare_raft_types!(
         NodeId = u64,
         Node = PeerNode,
         LeaderId = openraft::impls::leader_id_adv::LeaderId<u64, u64>,
+        AsyncRuntime = Runtime,
 );
 
 pub(super) type LogId = openraft::type_config::alias::LogIdOf<TypeConfig>;

@@ -1,7 +1,7 @@
 //! `quorate-chaos sim` and `quorate-chaos bugs`: seeds, progress, the line that replays, the report.
 
 use super::campaign::{Summary, campaign};
-use super::{Options, Outcome, run};
+use super::{Kind, Options, Outcome, run};
 use crate::{invariants, report};
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -23,6 +23,9 @@ pub struct Sim {
     /// So many regions (2 to 9); otherwise each seed has its own number.
     #[arg(long, value_parser = clap::value_parser!(u8).range(2..=9))]
     regions: Option<u8>,
+    /// On this log: `small`, the simulation's own, or `openraft`, the product's.
+    #[arg(long, default_value = "small")]
+    log: Kind,
     /// Plant this deliberate bug, which must be caught.
     #[arg(long)]
     bug: Option<Bug>,
@@ -110,6 +113,9 @@ fn one(args: &Sim, seed: u64) -> anyhow::Result<ExitCode> {
         println!("{}{to}: {}", report_time(fault.from.0), fault.what);
     }
     println!("{:?}, fingerprint {:016x}", outcome.counts, outcome.fingerprint);
+    if let Some(raft) = &outcome.raft {
+        println!("{raft:?}");
+    }
     match &outcome.violation {
         Some(broken) => {
             println!(
@@ -138,14 +144,15 @@ fn write_report(args: &Sim, seed: u64, page: &Path) -> anyhow::Result<()> {
 }
 
 fn options(args: &Sim) -> Options {
-    Options { regions: args.regions.map(usize::from), bug: args.bug, record: false }
+    Options { regions: args.regions.map(usize::from), bug: args.bug, log: args.log, record: false }
 }
 
 /// The command that runs one seed of these once more.
 fn replay(args: &Sim, seed: u64) -> String {
     let regions = args.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
     let bug = args.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
-    format!("quorate-chaos sim --seed {seed}{regions}{bug}")
+    let log = if args.log == Kind::Openraft { " --log openraft" } else { "" };
+    format!("quorate-chaos sim --seed {seed}{log}{regions}{bug}")
 }
 
 fn sum_up(summary: &Summary) -> String {

@@ -108,7 +108,7 @@ impl World {
                 );
             }
             20 | 21 => {
-                self.rafts.stand(a);
+                self.logs.stand(a);
                 self.note(Micros::ZERO, &[a], Effect::None, format!("r{a} stands for election"));
             }
             22..25 => self.change_policies(a),
@@ -161,12 +161,12 @@ impl World {
     }
 
     fn crash(self: &Arc<Self>, a: usize, time: Micros) {
-        self.regions[a].crash(&self.rafts);
+        self.regions[a].crash(&self.logs);
         self.note(time, &[a], Effect::Disables, format!("r{a}'s daemon crashes"));
         let world = Arc::clone(self);
         tokio::spawn(async move {
             pass(time).await;
-            world.regions[a].start(&world.rafts);
+            world.regions[a].start(&world.logs);
         });
     }
 
@@ -174,8 +174,8 @@ impl World {
         let world = Arc::clone(self);
         self.note(Micros::seconds(3), &[a], Effect::Disables, format!("r{a}'s daemon is restarted"));
         tokio::spawn(async move {
-            world.regions[a].drain(&world.rafts).await;
-            world.regions[a].start(&world.rafts);
+            world.regions[a].drain(&world.logs).await;
+            world.regions[a].start(&world.logs);
         });
     }
 
@@ -227,7 +227,7 @@ impl World {
             return;
         }
         self.note(Micros::ZERO, &[a], Effect::None, "policies change".to_owned());
-        let log = self.rafts.log(a, 0);
+        let Some(log) = self.logs.log(a, 0) else { return };
         tokio::spawn(async move {
             let ops = vec![Op::SetPolicies(SetPolicies { expected, policies: next })];
             // Whatever becomes of it.
@@ -247,7 +247,7 @@ impl World {
             region.shelf.set_up(true);
             region.shelf.set_slow(Micros::ZERO, 0);
             region.machine.resume();
-            region.start(&self.rafts);
+            region.start(&self.logs);
         }
     }
 

@@ -17,7 +17,7 @@ const MEMBERS_MIN: usize = 2;
 impl World {
     /// One change at a time: this region joins if it is out, and leaves, or dies for good, if it is in.
     pub(super) fn change_members(self: &Arc<Self>, a: usize) {
-        if self.changing.swap(true, Ordering::Relaxed) {
+        if !self.logs.lets_members_change() || self.changing.swap(true, Ordering::Relaxed) {
             return;
         }
         let members = self.regions.iter().filter(|region| region.is_member()).count();
@@ -45,9 +45,9 @@ impl World {
                 _ => self.propose(add.clone()).await,
             }
         };
-        self.rafts.lose_disk(a);
+        self.logs.lose_disk(a);
         region.set_node(node);
-        region.start(&self.rafts);
+        region.start(&self.logs);
         self.vote(a, true).await;
     }
 
@@ -59,7 +59,7 @@ impl World {
         self.note(Micros::seconds(30), &[a], Effect::Disables, format!("r{a} {how}"));
         if dead {
             region.set_node(0); // nobody starts it again
-            region.crash(&self.rafts);
+            region.crash(&self.logs);
         }
         let remove = RemoveRegion { region: member.id, node: member.node, presume_dead: dead };
         loop {
@@ -76,7 +76,7 @@ impl World {
         self.vote(a, false).await;
         if !dead {
             region.set_node(0);
-            region.crash(&self.rafts);
+            region.crash(&self.logs);
         }
         region.shelf.lose_data();
     }
@@ -84,7 +84,7 @@ impl World {
     /// Makes it a voter, or makes it none, and waits until that is so.
     async fn vote(&self, a: usize, votes: bool) {
         while self.phase() != Phase::Over {
-            if let Some(mut voters) = self.rafts.voters() {
+            if let Some(mut voters) = self.logs.voters() {
                 if voters.contains(&a) == votes {
                     return;
                 }
@@ -93,7 +93,7 @@ impl World {
                 } else {
                     voters.retain(|voter| *voter != a);
                 }
-                self.rafts.set_voters(voters);
+                self.logs.set_voters(voters);
             }
             pass(Micros::millis(300)).await;
         }
@@ -102,8 +102,9 @@ impl World {
     /// Proposes, from some region that is up, whatever comes of it.
     async fn propose(&self, op: Op) {
         let up: Vec<usize> = (0..self.regions.len()).filter(|i| self.regions[*i].is_up()).collect();
-        if !up.is_empty() {
-            let log = self.rafts.log(self.chance.pick(&up), 0);
+        if !up.is_empty()
+            && let Some(log) = self.logs.log(self.chance.pick(&up), 0)
+        {
             // What has happened is read from the pool.
             let _ = log.propose(vec![op], Instant::now() + Duration::from_secs(2)).await;
         }

@@ -1,7 +1,7 @@
 //! A region: its machine, its store, and its daemon, which is the product's own [`Limiter`] and [`Reconcile`].
 
+use super::logs::{AnyLog, Logs};
 use super::machine::Machine;
-use super::raft::{Rafts, SimLog};
 use super::store::{Shelf, SimStore};
 use quorate::limiter::active::Active;
 use quorate::limiter::{Core, Decide as _, Limiter};
@@ -37,6 +37,8 @@ pub struct Region {
     draining: AtomicBool,
     /// The Raft node id that the pool gave it; 0: it is no member.
     node: AtomicU64,
+    /// The life of the machine in which its daemon was started last.
+    starting: AtomicU64,
 }
 
 /// One life of a daemon.
@@ -58,25 +60,32 @@ impl Region {
     #[must_use]
     pub fn new(number: usize, name: RegionName, machine: Arc<Machine>, shelf: Arc<Shelf>) -> Self {
         let (daemon, draining) = (Mutex::default(), AtomicBool::new(false));
-        Self { number, name, machine, shelf, daemon, draining, node: AtomicU64::new(0) }
+        let starting = AtomicU64::new(u64::MAX);
+        let node = AtomicU64::new(0);
+        Self { number, name, machine, shelf, daemon, draining, node, starting }
     }
 
     /// Starts its daemon, if none runs.
-    pub fn start(&self, rafts: &Arc<Rafts>) {
+    pub fn start(self: &Arc<Self>, logs: &Logs) {
         if self.daemon().is_some() || self.draining.load(Ordering::Relaxed) || !self.is_member() {
             return;
         }
-        rafts.start(self.number);
-        let (log, store) = (
-            rafts.log(self.number, self.node.load(Ordering::Relaxed)),
-            SimStore::new(Arc::clone(&self.shelf)),
-        );
-        let daemon = self.machine.with_clocks(|| self.build(log, store.clone()));
-        tokio::spawn(self.machine.run(store.supervise()));
-        *self.lock() = Some(daemon);
+        let life = self.machine.life();
+        if self.starting.swap(life, Ordering::Relaxed) == life {
+            return;
+        }
+        let region = Arc::clone(self);
+        logs.start(self.number, self.node.load(Ordering::Relaxed), move |log| {
+            if region.machine.life() == life {
+                let store = SimStore::new(Arc::clone(&region.shelf));
+                let daemon = region.machine.with_clocks(|| region.build(log, store.clone()));
+                tokio::spawn(region.machine.run(store.supervise()));
+                *region.lock() = Some(daemon);
+            }
+        });
     }
 
-    fn build(&self, log: SimLog, store: SimStore) -> Daemon {
+    fn build(&self, log: AnyLog, store: SimStore) -> Daemon {
         use quorate::raft::Log as _;
         let metrics = Arc::new(Metrics::new(&self.name));
         let pool = log.pool();
@@ -92,20 +101,20 @@ impl Region {
     }
 
     /// Ends its daemon without a word.
-    pub fn crash(&self, rafts: &Rafts) {
+    pub fn crash(&self, logs: &Logs) {
         self.machine.crash();
-        rafts.crash(self.number);
+        logs.crash(self.number, false);
         *self.lock() = None;
     }
 
     /// Ends its daemon in good order: it gives back what it has borrowed.
-    pub async fn drain(&self, rafts: &Rafts) {
+    pub async fn drain(&self, logs: &Logs) {
         let Some(daemon) = self.lock().take() else { return };
         self.draining.store(true, Ordering::Relaxed);
         daemon.stop.send_replace(true);
         tokio::time::sleep(Duration::from_secs(3)).await;
         self.machine.crash();
-        rafts.crash(self.number);
+        logs.crash(self.number, true);
         self.draining.store(false, Ordering::Relaxed);
     }
 

@@ -38,7 +38,8 @@ where
     let window = Arc::new(Window::default());
     let feeder = feed(input, frames, Arc::clone(&window)).boxed();
     let request = client.post(peer, Lane::Entries, path::APPEND_STREAM);
-    let opening = request.body(reqwest::Body::wrap_stream(body)).send().boxed();
+    let request = request.body(reqwest::Body::wrap_stream(body));
+    let opening = client.send(peer, Lane::Entries, request).boxed();
     let opening = tokio::time::timeout(client.timing.append(), futures::future::select(opening, feeder));
     // The first batches travel with the request itself.
     let (reply, feeder) = match opening.await.map_err(|_| CallError::TimedOut)? {

@@ -4,6 +4,7 @@ use super::append;
 use super::peers::{Peer, Peers};
 use super::wire::{self, Refusal, SnapshotHead, WireError, header, path};
 use crate::raft::snapshot::SnapshotFile;
+use crate::raft::task::blocking;
 use crate::raft::timing::Timing;
 use crate::raft::types::{AppendReply, AppendRequest, LeaderId, PeerNode, TypeConfig, Vote};
 use crate::raft::{PeerTls, RaftError};
@@ -37,6 +38,9 @@ pub(crate) struct Client {
     pub peers: Arc<Peers>,
     pub timing: Timing,
     lanes: Arc<ArcSwap<Lanes>>,
+    /// What carries requests in a simulation.
+    #[cfg(feature = "sim")]
+    line: Option<crate::raft::sim::Line>,
 }
 
 /// One connection a peer for each kind of traffic, so that a heartbeat does not queue behind a snapshot.
@@ -48,7 +52,7 @@ struct Lanes {
 }
 
 /// Which connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
     /// Votes, heartbeats, pings: small and urgent.
     Control,
@@ -117,7 +121,20 @@ fn chain(error: &dyn std::error::Error) -> String {
 impl Client {
     pub fn new(peers: Arc<Peers>, timing: Timing, tls: Option<&PeerTls>) -> Result<Self, RaftError> {
         let lanes = Arc::new(ArcSwap::from_pointee(Lanes::new(&timing, tls)?));
-        Ok(Self { peers, timing, lanes })
+        Ok(Self {
+            peers,
+            timing,
+            lanes,
+            #[cfg(feature = "sim")]
+            line: None,
+        })
+    }
+
+    /// The same, but requests go through simulated lines.
+    #[cfg(feature = "sim")]
+    pub fn through(self, wires: &Arc<crate::raft::sim::Wires>) -> Self {
+        let line = crate::raft::sim::Line::new(wires, &self.peers.me.region, self.timing);
+        Self { line: Some(line), ..self }
     }
 
     /// Uses other TLS files for connections from now on.
@@ -146,9 +163,9 @@ impl Client {
             Ok::<_, Infallible>(body)
         });
         let body = reqwest::Body::wrap_stream(body);
-        let sent = self.post(peer, lane, path).timeout(timeout).body(body).send().await;
+        let sent = self.send(peer, lane, self.post(peer, lane, path).timeout(timeout).body(body)).await;
         let reply = sent.map_err(|error| {
-            if drawn.load(Ordering::Acquire) { error.into() } else { CallError::NotSent(chain(&error)) }
+            if drawn.load(Ordering::Acquire) { error } else { CallError::NotSent(error.to_string()) }
         })?;
         let reply = self.check(peer, reply)?;
         Ok(wire::decode(&read(reply, reply_max).await?)?)
@@ -175,6 +192,22 @@ impl Client {
             Some(instance) => request.header(header::TO_INSTANCE, instance),
             None => request,
         }
+    }
+
+    /// Sends what [`Self::post`] has begun, and waits for the head of the answer.
+    pub async fn send(
+        &self,
+        peer: &Peer,
+        lane: Lane,
+        request: reqwest::RequestBuilder,
+    ) -> Result<reqwest::Response, CallError> {
+        #[cfg(feature = "sim")]
+        if let Some(line) = &self.line {
+            return line.send(&peer.region, lane, request).await;
+        }
+        #[cfg(not(feature = "sim"))]
+        let _ = (peer, lane);
+        Ok(request.send().await?)
     }
 
     /// Looks at who answers, and what.
@@ -366,11 +399,13 @@ impl RaftNetworkV2<TypeConfig> for Target {
         let body = futures::stream::once(async { Ok(head) }).chain(chunks(file));
         let send = async {
             let request = self.client.post(&peer, Lane::Bulk, path::SNAPSHOT).timeout(timeout);
-            let reply = request.body(reqwest::Body::wrap_stream(body)).send().await?;
+            let request = request.body(reqwest::Body::wrap_stream(body));
+            let reply = self.client.send(&peer, Lane::Bulk, request).await?;
             let reply = self.client.check(&peer, reply)?;
             Ok(wire::decode(&read(reply, wire::CALL_BYTES_MAX).await?)?)
         };
         tokio::select! {
+            biased;
             sent = send => {
                 sent.map_err(|error| self.fault(RPCTypes::InstallSnapshot, timeout, error).into())
             }
@@ -400,7 +435,7 @@ fn chunks(file: SnapshotFile) -> impl Stream<Item = std::io::Result<Bytes>> + Se
                 chunk.truncate(read);
                 Ok::<_, std::io::Error>(Bytes::from(chunk))
             };
-            let chunk = tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)??;
+            let chunk = blocking(read).await??;
             let next = offset.saturating_add(u64::try_from(chunk.len()).map_err(std::io::Error::other)?);
             Ok((!chunk.is_empty()).then_some((chunk, next)))
         }

@@ -6,6 +6,7 @@ use super::wire::{
     ProposeReply, Refusal, SnapshotHead, WireError, header, path,
 };
 use crate::raft::node::Node;
+use crate::raft::task::blocking;
 use crate::raft::types::{AppendRequest, TypeConfig};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -307,8 +308,7 @@ async fn snapshot(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fa
             return Err(WireError::Malformed(postcard::Error::DeserializeBadEncoding).into());
         }
         let write = move || incoming.write_all(&chunk).map(|()| incoming);
-        incoming =
-            tokio::task::spawn_blocking(write).await.map_err(|_| Fault::Stopped)?.map_err(Fault::disk)?;
+        incoming = blocking(write).await.map_err(|_| Fault::Stopped)?.map_err(Fault::disk)?;
         match stalled(rest.next()).await? {
             Some(next) => chunk = next.map_err(|e| WireError::Broken(e.to_string()))?,
             None => break,
@@ -323,7 +323,7 @@ async fn snapshot(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fa
         let (meta, _) = file.decode()?;
         Ok::<_, std::io::Error>((file, meta))
     };
-    let checked = tokio::task::spawn_blocking(check).await.map_err(|_| Fault::Stopped)?;
+    let checked = blocking(check).await.map_err(|_| Fault::Stopped)?;
     let (snapshot, meta) = checked.map_err(Fault::disk)?;
     if meta != head.meta {
         return Err(WireError::Malformed(postcard::Error::DeserializeBadEncoding).into());
