@@ -74,6 +74,8 @@ bugs! {
     ShrinkUnacknowledged = "shrink-unacknowledged",
     /// A region acknowledges policies while decisions under older ones are still on their way to its store.
     AckAtOnce = "ack-at-once",
+    /// A daemon that starts again goes by older policies than it has acknowledged, until its log has caught up.
+    WordForgotten = "word-forgotten",
     /// Buckets that the store does not hold are full after a change of policies.
     FullAfterPolicyChange = "full-after-policy-change",
 }

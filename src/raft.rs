@@ -16,6 +16,7 @@ mod snapshot;
 mod task;
 mod timing;
 mod types;
+mod word;
 
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
@@ -483,6 +484,15 @@ pub trait Log: Clone + Send + Sync + 'static {
     /// See [`Raft::applied_at`].
     fn applied_at(&self) -> AppliedAt;
 
+    /// The newest version of the policies that this region has acknowledged, in this life of its daemon or an earlier one.
+    fn acknowledged(&self) -> u64;
+
+    /// Remembers, for good, that this region is about to acknowledge a version.
+    ///
+    /// # Errors
+    /// If it cannot be remembered: then the version must not be acknowledged.
+    fn acknowledge(&self, version: u64) -> impl Future<Output = std::io::Result<()>> + Send;
+
     /// Does this region lead, as far as it knows?
     fn leads(&self) -> bool;
 
@@ -505,6 +515,15 @@ impl Log for Raft {
 
     fn applied_at(&self) -> AppliedAt {
         self.applied_at()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.node.word.version()
+    }
+
+    async fn acknowledge(&self, version: u64) -> std::io::Result<()> {
+        let word = Arc::clone(&self.node.word);
+        task::blocking(move || word.give(version)).await?
     }
 
     fn leads(&self) -> bool {

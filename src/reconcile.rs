@@ -274,7 +274,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 ops.push(Op::Join(Join { region: me, previous, nonce: session.nonce }));
             }
         }
-        ops.extend(self.ack(now));
+        ops.extend(self.ack(now).await);
         let tick = self.tick_due(now);
         if !ops.is_empty() || tick {
             self.propose(ops, Vec::new());

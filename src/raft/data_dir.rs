@@ -195,6 +195,7 @@ impl Acquaintances {
 
 /// Removes who the node is and whom it has met: the marker last.
 pub(super) fn forget(dir: &Path) -> io::Result<()> {
+    super::word::forget(dir)?;
     match fs::remove_file(dir.join(PEERS)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => fs::remove_file(dir.join(MARKER)),
@@ -202,7 +203,7 @@ pub(super) fn forget(dir: &Path) -> io::Result<()> {
 }
 
 /// Replaces a file as a whole; it is on disk when this returns.
-fn write_durably(path: &Path, value: &impl Serialize) -> io::Result<()> {
+pub(super) fn write_durably(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
     let mut file = File::create(&temporary)?;
     file.write_all(&serde_json::to_vec_pretty(value)?)?;

@@ -13,6 +13,7 @@ use super::snapshot::SnapshotDir;
 use super::task::{blocking, here};
 use super::timing::Timing;
 use super::types::{LogId, NODE_IDS, PeerNode, TypeConfig};
+use super::word::Word;
 use super::{LogLimits, PeerTls, ProposeError, RaftConfig, RaftError};
 use crate::clock;
 use crate::quota::amount::Micros;
@@ -59,6 +60,8 @@ pub(super) struct Node {
     /// Sums up the list of first voters.
     pub founding: u32,
     voters: BTreeMap<u64, PeerNode>,
+    /// What this region has given its word on.
+    pub word: Arc<Word>,
     proposals: Proposals,
     data_dir: PathBuf,
     tls: ArcSwapOption<rustls::ServerConfig>,
@@ -106,7 +109,7 @@ impl Node {
         })
         .await
         .map_err(|e| RaftError::Config(e.to_string()))?;
-        let Opened { identity, known, fresh, log, machine } = opened?;
+        let Opened { identity, known, word, fresh, log, machine } = opened?;
         let me = identity.node_id;
         let peers = Arc::new(Peers::new(identity, known, &config.regions));
         let client = ground.client(Client::new(peers, timing, config.tls.as_ref())?);
@@ -132,6 +135,7 @@ impl Node {
             receiving: Semaphore::new(1),
             reading: Semaphore::new(READING_MAX),
             voters,
+            word: Arc::new(word),
             data_dir: config.data_dir,
             tls: ArcSwapOption::from(tls),
             tls_files: config.tls,
@@ -330,6 +334,7 @@ impl Ground for Files {
 struct Opened<L> {
     identity: Identity,
     known: Acquaintances,
+    word: Word,
     fresh: bool,
     log: L,
     machine: Machine,
@@ -344,11 +349,12 @@ fn open<G: Ground>(
 ) -> Result<Opened<G::Log>, RaftError> {
     let (identity, fresh) = Identity::open(dir, cluster, region, node_id)?;
     let known = Acquaintances::open(dir)?;
+    let word = Word::open(dir)?;
     let storage = |e: std::io::Error| RaftError::Storage { path: dir.to_owned(), what: e.to_string() };
     let (log, purged) = ground.open_log(&dir.join("log")).map_err(storage)?;
     let snapshots = SnapshotDir::open(dir.join("snapshots")).map_err(storage)?;
     let machine = Machine::open(identity.node_id, snapshots, purged).map_err(storage)?;
-    Ok(Opened { identity, known, fresh, log, machine })
+    Ok(Opened { identity, known, word, fresh, log, machine })
 }
 
 /// The first voters: node ids are positions (from 1) in the list of regions, sorted by name.

@@ -39,6 +39,11 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let pool = self.raft.pool();
         let pool = pool.read();
         let version = pool.version();
+        if version < self.raft.acknowledged() && !planted(Bug::WordForgotten) {
+            // An older life of this daemon has said that it uses no more than a newer version allows, and this replica has
+            // not come so far again.
+            return false;
+        }
         let parts = || pool.policies().map(|p| (p.id, pool.usable(p.id, me).unwrap_or_default()));
         let same = |(id, part): (u32, Part)| before.policy(id).is_some_and(|p| p.part == part);
         if before.version == version && parts().all(same) {
@@ -87,20 +92,25 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     }
 
     /// Says that this region uses no more than the policies in force allow, once that is so for everything under way.
-    pub(super) fn ack(&mut self, now: Micros) -> Option<Op> {
+    pub(super) async fn ack(&mut self, now: Micros) -> Option<Op> {
         let me = self.me?;
         let in_use = self.core.active.load().version;
         let under_way = now < self.activated_at + ACK_AFTER && !planted(Bug::AckAtOnce);
         if under_way || now < self.acked_at + REPEAT {
             return None;
         }
-        let pool = self.raft.pool();
-        let pool = pool.read();
-        let version = pool.version();
-        let due = in_use == version && pool.unacked(version).any(|region| region == me);
-        due.then(|| {
-            self.acked_at = now;
-            Op::Ack(Ack { region: me, version })
-        })
+        let version = {
+            let pool = self.raft.pool();
+            let pool = pool.read();
+            let version = pool.version();
+            let due = in_use == version && pool.unacked(version).any(|region| region == me);
+            due.then_some(version)?
+        };
+        self.acked_at = now;
+        if let Err(error) = self.raft.acknowledge(version).await {
+            tracing::warn!(%error, version, "policies cannot be acknowledged: what this region says must be on its disk first");
+            return None;
+        }
+        Some(Op::Ack(Ack { region: me, version }))
     }
 }

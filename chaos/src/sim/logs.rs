@@ -186,6 +186,20 @@ impl Log for AnyLog {
         }
     }
 
+    fn acknowledged(&self) -> u64 {
+        match self {
+            Self::Small(log) => log.acknowledged(),
+            Self::Openraft(log) => log.acknowledged(),
+        }
+    }
+
+    async fn acknowledge(&self, version: u64) -> std::io::Result<()> {
+        match self {
+            Self::Small(log) => log.acknowledge(version).await,
+            Self::Openraft(log) => log.acknowledge(version).await,
+        }
+    }
+
     fn leads(&self) -> bool {
         match self {
             Self::Small(log) => log.leads(),

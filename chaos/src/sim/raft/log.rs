@@ -78,6 +78,16 @@ impl Log for SimLog {
         self.replica.applied_at()
     }
 
+    fn acknowledged(&self) -> u64 {
+        self.rafts.node(self.region).acknowledged
+    }
+
+    async fn acknowledge(&self, version: u64) -> std::io::Result<()> {
+        let mut node = self.rafts.node(self.region);
+        node.acknowledged = node.acknowledged.max(version);
+        Ok(())
+    }
+
     fn leads(&self) -> bool {
         self.rafts.leads(self.region)
     }

@@ -71,6 +71,8 @@ pub(super) struct Node {
     // On disk at once.
     pub term: u64,
     vote: Option<usize>,
+    /// The policies that the region has acknowledged.
+    pub acknowledged: u64,
     base: Arc<Base>,
     // On disk up to `durable`.
     log: Vec<Item>,
@@ -96,6 +98,7 @@ impl Node {
             replica,
             term: 1,
             vote: None,
+            acknowledged: 0,
             base,
             log: Vec::new(),
             durable: 0,
