@@ -293,8 +293,11 @@ impl State {
             TakenCharge { fits, level: bucket.level(), rate: bucket.rate(), cap: bucket.cap() }
         });
         let taken = Taken { allowed, now, charges: seen.collect() };
-        if allowed {
-            self.data.buckets.extend(ids.into_iter().zip(buckets));
+        for (id, bucket) in ids.into_iter().zip(buckets) {
+            // What is stored is written back in any case: it may have come under another shape.
+            if allowed || self.data.buckets.contains_key(&id) {
+                self.data.buckets.insert(id, bucket);
+            }
         }
         taken
     }
