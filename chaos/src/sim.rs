@@ -310,7 +310,7 @@ impl World {
         loop {
             // What was lent to the past lives of a region counts as lent until it has run out; so does what a change of policies,
             // which may have been on its way, takes back.
-            let clear = healed + self.watch.lease_max() + Micros::seconds(2);
+            let clear = self.watch.clear_at(healed);
             let missing = self.missing();
             let now = self.time.now();
             if missing.is_none() && now >= clear && (!self.is_held() || now > healed + HELD_MAX) {

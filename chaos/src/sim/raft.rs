@@ -132,6 +132,8 @@ impl Rafts {
     /// The region's disk is gone. It must not be among the voters.
     pub fn lose_disk(&self, region: usize) {
         self.node(region).lose_disk(self.genesis.clone());
+        // To others it is a node that has never been.
+        (0..self.nodes.len()).for_each(|other| self.node(other).forget_peer(region));
     }
 
     /// The region's copy of the pool.

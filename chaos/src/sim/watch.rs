@@ -87,6 +87,8 @@ struct Inner {
     spent: BTreeMap<BucketId, Tokens>,
     /// The longest lease that was ever lent under these policies.
     lease_max: Micros,
+    /// When the version changed last.
+    changed: Micros,
     broken: Option<Broken>,
     counts: Counts,
 }
@@ -128,6 +130,7 @@ impl Watch {
             buckets: meters.collect(),
             spent: BTreeMap::new(),
             lease_max: Micros::ZERO,
+            changed: Micros::ZERO,
             broken: None,
             counts: Counts::default(),
         };
@@ -162,6 +165,7 @@ impl Watch {
         inner.counts.records += applied.records.len() as u64;
         if inner.pool.version() != version {
             inner.counts.changes += 1;
+            inner.changed = now;
             inner.read_terms(now, stamped);
         }
         if !applied.breached.is_empty() {
@@ -219,10 +223,12 @@ impl Watch {
         self.inner().broken.clone()
     }
 
-    /// The longest lease that was ever lent.
+    /// Until when, had everything been well since `healed`, something may be lent that was lent before, or before policies or members
+    /// changed last.
     #[must_use]
-    pub fn lease_max(&self) -> Micros {
-        self.inner().lease_max
+    pub fn clear_at(&self, healed: Micros) -> Micros {
+        let inner = self.inner();
+        inner.changed.max(healed) + inner.lease_max + Micros::seconds(2)
     }
 
     /// All that was spent of a bucket.
@@ -304,6 +310,10 @@ impl Inner {
             let gone = || (Rate::ZERO, Tokens::ZERO, Edition::unlimited(stamped));
             let (rate, burst, edition) = newest.get(&name).cloned().unwrap_or_else(gone);
             let terms = self.by_policy.entry(name.clone()).or_default();
+            // The change before had just settled, and not everyone may have learnt that: they are under way together.
+            while terms.told.len() > 1 && terms.told.last().is_some_and(|last| last.from > stamped) {
+                terms.told.pop();
+            }
             terms.told.push(match terms.told.last() {
                 Some(last) => last.changing_to(stamped, &edition),
                 None => edition,

@@ -125,6 +125,15 @@ impl Node {
         *self = Self::new(genesis);
     }
 
+    /// That node has lost its disk: what it had counts no more.
+    pub fn forget_peer(&mut self, region: usize) {
+        if let Role::Leader { peers } = &mut self.role
+            && let Some(peer) = peers.get_mut(region)
+        {
+            *peer = Peer::default();
+        }
+    }
+
     pub fn crash(&mut self) {
         self.up = false;
         self.truncate(self.durable);
