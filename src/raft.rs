@@ -2,6 +2,7 @@
 
 mod changes;
 mod data_dir;
+mod gate;
 mod log;
 mod machine;
 mod members;

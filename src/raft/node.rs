@@ -1,6 +1,7 @@
 //! One node: openraft, its stores and its wire, and the few tasks that keep them going.
 
 use super::data_dir::{self, Acquaintances, Identity};
+use super::gate::Call;
 use super::log::LogStore;
 use super::machine::Machine;
 use super::network::client::{CallError, Client, Lane};
@@ -28,9 +29,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 pub(super) type OpenRaft = openraft::Raft<TypeConfig, Machine>;
 
@@ -66,9 +67,6 @@ pub(super) struct Node {
     data_dir: PathBuf,
     tls: ArcSwapOption<rustls::ServerConfig>,
     tls_files: Option<PeerTls>,
-    stop: watch::Sender<bool>,
-    /// Whoever owes a peer an answer, or waits for one of openraft, holds it for reading.
-    calls: Arc<RwLock<()>>,
     fault: Mutex<Option<String>>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -139,8 +137,6 @@ impl Node {
             data_dir: config.data_dir,
             tls: ArcSwapOption::from(tls),
             tls_files: config.tls,
-            stop: watch::Sender::new(false),
-            calls: Arc::default(),
             fault: Mutex::new(None),
             tasks: Mutex::default(),
         });
@@ -160,7 +156,7 @@ impl Node {
         loop {
             let outcome = self.propose_once(&ops, deadline, HOPS_MAX).await;
             let retry = matches!(outcome, Err(ProposeError::NotSent { retry: true }));
-            if !retry || Instant::now() >= deadline || *self.stop.borrow() {
+            if !retry || Instant::now() >= deadline || self.client.gate.is_stopping() {
                 return outcome;
             }
             let news = async {
@@ -257,14 +253,13 @@ impl Node {
 
     /// True once the node stops.
     pub fn stopping(&self) -> watch::Receiver<bool> {
-        self.stop.subscribe()
+        self.client.gate.stopping()
     }
 
     /// To be held for as long as a peer's call or a proposal takes; `None`: it has been told to stop, and answers no more.
     /// (openraft would call each call that it can not answer an error.)
-    pub fn call(&self) -> Option<OwnedRwLockReadGuard<()>> {
-        let call = Arc::clone(&self.calls).try_read_owned().ok()?;
-        (!*self.stop.borrow()).then_some(call)
+    pub fn call(&self) -> Option<Call> {
+        self.client.gate.enter()
     }
 
     /// Why it has stopped by itself, if it has.
@@ -277,9 +272,8 @@ impl Node {
     }
 
     pub async fn shutdown(&self) {
-        self.stop.send_replace(true);
         // The answers that it owes, first; a peer that does not take its own does not keep it.
-        let _ = timeout(OWED_WITHIN, self.calls.write()).await;
+        self.client.gate.close(OWED_WITHIN).await;
         let _ = self.raft.shutdown().await;
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.shutdown().await;

@@ -3,6 +3,7 @@
 use super::append;
 use super::peers::{Peer, Peers};
 use super::wire::{self, Refusal, SnapshotHead, WireError, header, path};
+use crate::raft::gate::Gate;
 use crate::raft::snapshot::SnapshotFile;
 use crate::raft::task::blocking;
 use crate::raft::timing::Timing;
@@ -37,6 +38,8 @@ pub(crate) const STREAM_WINDOW: u32 = 8 * 1_024 * 1_024;
 pub(crate) struct Client {
     pub peers: Arc<Peers>,
     pub timing: Timing,
+    /// Closed once this node stops.
+    pub gate: Gate,
     lanes: Arc<ArcSwap<Lanes>>,
     /// What carries requests in a simulation.
     #[cfg(feature = "sim")]
@@ -124,6 +127,7 @@ impl Client {
         Ok(Self {
             peers,
             timing,
+            gate: Gate::default(),
             lanes,
             #[cfg(feature = "sim")]
             line: None,
@@ -311,6 +315,27 @@ impl Target {
         })
     }
 
+    /// One heartbeat and its answer. openraft's worker calls it an error (and says so) if there is no core any more to take what
+    /// it was answered: so the core is stopped after the heartbeats that are under way, and none begins once this node stops.
+    fn heartbeat<'s, S>(
+        &'s mut self,
+        input: S,
+        option: RPCOption,
+    ) -> BoxFuture<'s, Result<BoxStream<'s, Result<AppendReply, RPCError<TypeConfig>>>, RPCError<TypeConfig>>>
+    where
+        S: Stream<Item = AppendRequest> + OptionalSend + Unpin + 'static,
+    {
+        let gate = self.client.gate.clone();
+        Box::pin(async move {
+            let Some(call) = gate.enter() else { return std::future::pending().await };
+            let replies = stream_append_sequential(self, input, option).await?;
+            let replies: BoxStream<'s, _> = Box::pin(replies.inspect(move |_| {
+                let _until_it_is_dropped = &call;
+            }));
+            Ok(replies)
+        })
+    }
+
     async fn call<Q: Serialize, A: DeserializeOwned>(
         &self,
         rpc: RPCTypes,
@@ -355,7 +380,7 @@ impl RaftNetworkV2<TypeConfig> for Target {
         S: Stream<Item = AppendRequest> + OptionalSend + Unpin + 'static,
     {
         if self.heartbeats {
-            return stream_append_sequential(self, input, option);
+            return self.heartbeat(input, option);
         }
         let this: &'s Self = self;
         Box::pin(async move {
