@@ -48,6 +48,9 @@ pub struct RaftConfig {
     pub regions: Vec<(RegionName, String)>,
     /// Where the log and the snapshots live. Belongs to one region of one cluster for good.
     pub data_dir: PathBuf,
+    /// What [`find_seat`] has found; `None`: nothing, and the cluster is asked when the node starts. (A cluster that is asked
+    /// once more may be out of reach, and the configuration would count.)
+    pub seat: Option<u64>,
     /// Mutual TLS between regions; without it only loopback peers are accepted.
     pub tls: Option<PeerTls>,
     /// The longest round trip between two regions. Every timeout follows from it.

@@ -43,7 +43,7 @@ const HOPS_MAX: u8 = 2;
 const READING_MAX: usize = 64;
 /// Between two tries to send a proposal that reached nobody.
 const RETRY: Duration = Duration::from_millis(50);
-/// Every so many pings, a peer is asked who the members are.
+/// Every so many pings, a peer is asked who the members are (until there is a log, with every ping).
 const WHO_EVERY: u64 = 5;
 /// Between two looks at whether the cluster can be founded.
 const FOUNDING: Duration = Duration::from_millis(500);
@@ -95,7 +95,10 @@ impl Node {
         ground: impl Ground,
     ) -> Result<Arc<Self>, RaftError> {
         let voters = voters(&config)?;
-        let seat = super::seat::find_on(&config, &watch::Sender::new(None), &ground).await?;
+        let seat = match config.seat {
+            Some(found) => Some(found),
+            None => super::seat::find_on(&config, &watch::Sender::new(None), &ground).await?,
+        };
         let me = voters.iter().find(|(_, node)| node.region == config.region).map_or(0, |(&id, _)| id);
         let me = seat.unwrap_or(me);
         let timing = Timing::new(config.rtt_max);
@@ -395,7 +398,7 @@ async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftErr
     let ask = async |peer: Arc<Peer>| (hello(client, &peer, 0).await, peer);
     for answer in join_all(client.peers.all().into_iter().map(ask)).await {
         if let (Err(CallError::Refused(Refusal::Instance)), peer) = answer {
-            start_over(dir);
+            start_over(client, dir);
             return Err(RaftError::DataLost { path: dir.to_owned(), peer: peer.region.clone() });
         }
     }
@@ -403,7 +406,8 @@ async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftErr
 }
 
 /// The directory holds nothing, as it did before: the next start must see it so.
-fn start_over(dir: &Path) {
+fn start_over(client: &Client, dir: &Path) {
+    client.peers.remember_nobody();
     let undo = std::fs::remove_dir_all(dir.join("log"))
         .and_then(|()| std::fs::remove_dir_all(dir.join("snapshots")))
         .and_then(|()| data_dir::forget(dir));
@@ -529,7 +533,8 @@ impl Node {
                     tasks.spawn(here(async move {
                         for round in 0_u64.. {
                             ping(&node, &peer).await;
-                            if round % WHO_EVERY == 0 {
+                            // A node that has no log yet may have to learn that it is another one.
+                            if round % WHO_EVERY == 0 || !node.initialized() {
                                 node.hear_of_members(&peer).await;
                             }
                             tokio::time::sleep(node.client.timing.ping()).await;
@@ -550,7 +555,7 @@ impl Node {
         {
             self.client.peers.follow(reply.index, &reply.members, false);
             if !self.initialized() && reply.seat.is_some_and(|node| node > me.node_id) {
-                start_over(&self.data_dir);
+                start_over(&self.client, &self.data_dir);
                 self.fail("the cluster was out of reach when this region started, and knows it as another node; start it again".into());
             }
         }

@@ -192,6 +192,10 @@ impl Client {
             .header(header::INSTANCE, me.instance)
             .header(header::NODE, me.node_id)
             .header(header::TO, &*peer.region);
+        let request = match self.peers.node(&peer.region) {
+            Some(node) => request.header(header::TO_NODE, node),
+            None => request,
+        };
         match self.peers.instance(&peer.region) {
             Some(instance) => request.header(header::TO_INSTANCE, instance),
             None => request,
