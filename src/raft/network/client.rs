@@ -298,6 +298,9 @@ impl RaftNetworkFactory<TypeConfig> for Client {
     }
 }
 
+/// A follower's answers, as they come.
+type Replies<'s> = BoxStream<'s, Result<AppendReply, RPCError<TypeConfig>>>;
+
 /// One peer, as openraft calls it.
 #[derive(Debug)]
 pub(crate) struct Target {
@@ -325,7 +328,7 @@ impl Target {
         &'s mut self,
         input: S,
         option: RPCOption,
-    ) -> BoxFuture<'s, Result<BoxStream<'s, Result<AppendReply, RPCError<TypeConfig>>>, RPCError<TypeConfig>>>
+    ) -> BoxFuture<'s, Result<Replies<'s>, RPCError<TypeConfig>>>
     where
         S: Stream<Item = AppendRequest> + OptionalSend + Unpin + 'static,
     {
@@ -333,7 +336,7 @@ impl Target {
         Box::pin(async move {
             let Some(call) = gate.enter() else { return std::future::pending().await };
             let replies = stream_append_sequential(self, input, option).await?;
-            let replies: BoxStream<'s, _> = Box::pin(replies.inspect(move |_| {
+            let replies: Replies<'s> = Box::pin(replies.inspect(move |_| {
                 let _until_it_is_dropped = &call;
             }));
             Ok(replies)
