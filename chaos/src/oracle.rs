@@ -69,7 +69,7 @@ impl Wakes {
         if late > Self::LATE {
             self.late = self.late.saturating_add(1);
             self.worst = self.worst.max(late);
-            self.lost = self.lost + late;
+            self.lost += late;
         }
     }
 

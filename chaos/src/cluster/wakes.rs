@@ -45,6 +45,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
+    #[expect(clippy::disallowed_methods, reason = "to block the runtime is the point")]
     async fn a_thread_that_is_taken_away_is_noticed() {
         let mut tasks = JoinSet::new();
         let naps = Naps::spawn(&mut tasks);
