@@ -82,11 +82,12 @@ impl Node {
     /// See [`NodeError`].
     pub async fn start(config: Config, first_policies: Vec<Policy>) -> Result<Self, NodeError> {
         let (peer, admin) = (bind(config.listen.peer)?, bind(config.listen.admin)?);
-        waiting::for_seat(&raft_config(&config), &admin).await?;
+        let mut raft_config = raft_config(&config);
+        raft_config.seat = waiting::for_seat(&raft_config, &admin).await?;
         let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
         let metrics = Arc::new(Metrics::new(&config.region));
         let unmatched_allowed = config.unmatched == Unmatched::Allow;
-        let raft = Raft::start(raft_config(&config), first_policies).await?;
+        let raft = Raft::start(raft_config, first_policies).await?;
         let store = store(&config)?;
         let local = MemoryStore::monotonic(wall_micros());
         let active = Active::none(unmatched_allowed, &metrics);
@@ -249,6 +250,7 @@ fn raft_config(config: &Config) -> RaftConfig {
         cluster: config.cluster.name.to_string(),
         regions: config.cluster.regions.iter().map(|p| (p.name.clone(), p.url.to_string())).collect(),
         data_dir: config.data_dir.clone(),
+        seat: None,
         tls: config.peer_tls.as_ref().map(|tls| raft::PeerTls {
             cert: tls.cert.clone(),
             key: tls.key.clone(),

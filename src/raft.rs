@@ -2,6 +2,7 @@
 
 mod changes;
 mod data_dir;
+mod gate;
 mod log;
 mod machine;
 mod members;
@@ -47,6 +48,9 @@ pub struct RaftConfig {
     pub regions: Vec<(RegionName, String)>,
     /// Where the log and the snapshots live. Belongs to one region of one cluster for good.
     pub data_dir: PathBuf,
+    /// What [`find_seat`] has found; `None`: nothing, and the cluster is asked when the node starts. (A cluster that is asked
+    /// once more may be out of reach, and the configuration would count.)
+    pub seat: Option<u64>,
     /// Mutual TLS between regions; without it only loopback peers are accepted.
     pub tls: Option<PeerTls>,
     /// The longest round trip between two regions. Every timeout follows from it.
@@ -163,22 +167,60 @@ impl SharedPool {
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Pool> {
+        PoolRead::none_is_held();
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks it for reading. Entries wait meanwhile: read what you need, and do not hold this across an `await`.
-    pub fn read(&self) -> RwLockReadGuard<'_, Pool> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    /// Locks it for reading. Entries wait meanwhile: read what you need, and do not hold this across an `await`. Nor may a thread that
+    /// holds it lock it again: an entry that waits between the two waits for the first, and the second for the entry. (Checked in
+    /// debug builds, as it takes an entry at the wrong moment to be seen.)
+    pub fn read(&self) -> PoolRead<'_> {
+        PoolRead::none_is_held();
+        PoolRead::new(self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The same, without waiting: `None` while entries are applied.
     #[must_use]
-    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, Pool>> {
+    pub fn try_read(&self) -> Option<PoolRead<'_>> {
         match self.0.try_read() {
-            Ok(pool) => Some(pool),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(pool) => Some(PoolRead::new(pool)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(PoolRead::new(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+/// The pool, locked for reading.
+#[derive(Debug)]
+pub struct PoolRead<'p>(RwLockReadGuard<'p, Pool>);
+
+thread_local! {
+    /// How many [`PoolRead`]s this thread holds (of any pool: the simulation has many, and holds one at a time).
+    static READING: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+impl<'p> PoolRead<'p> {
+    fn new(guard: RwLockReadGuard<'p, Pool>) -> Self {
+        READING.set(READING.get().saturating_add(1));
+        Self(guard)
+    }
+
+    fn none_is_held() {
+        debug_assert_eq!(READING.get(), 0, "this thread reads the pool already: it would wait for itself");
+    }
+}
+
+impl Drop for PoolRead<'_> {
+    fn drop(&mut self) {
+        READING.set(READING.get().saturating_sub(1));
+    }
+}
+
+impl std::ops::Deref for PoolRead<'_> {
+    type Target = Pool;
+
+    fn deref(&self) -> &Pool {
+        &self.0
     }
 }
 

@@ -106,6 +106,7 @@ impl Cluster {
             cluster: self.name.clone(),
             regions: known.map(|to| (Self::name(to).into(), host(addr(to)))).collect(),
             data_dir: self.dir(i),
+            seat: None,
             tls: self.tls[i].clone(),
             rtt_max: self.rtt_max,
         }

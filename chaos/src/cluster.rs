@@ -20,6 +20,7 @@ mod run;
 pub mod scenario;
 mod stage;
 mod verdict;
+mod wakes;
 mod watch;
 
 pub use run::{Options, run};
@@ -35,7 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub const HELD: u8 = 0;
 /// One was broken.
 pub const BROKEN: u8 = 1;
-/// It could not be run.
+/// It could not be run, or the machine was too busy to judge.
 pub const COULD_NOT: u8 = 2;
 
 /// What folders of runs begin with; the process' id follows.

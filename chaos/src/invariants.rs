@@ -137,6 +137,31 @@ pub fn named(name: &str) -> Option<&'static dyn Invariant> {
     ALL.into_iter().find(|invariant| invariant.name() == name)
 }
 
+/// What all verdicts together come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sum {
+    /// No promise was broken.
+    Kept,
+    /// One was.
+    Broken,
+    /// None but of what takes time, and the machine had none to give: see [`Wakes::too_busy`](crate::oracle::Wakes::too_busy).
+    TooBusy,
+}
+
+/// These fail on a machine that is too busy, whatever is tested. (Nothing excuses a bound.)
+const TAKES_TIME: [&str; 3] = ["answered", "recovery", "no-false-denial"];
+
+/// Sums verdicts up.
+#[must_use]
+pub fn sum(history: &History, judged: &[Judged]) -> Sum {
+    let mut broken = judged.iter().filter(|j| j.verdict.is_broken()).peekable();
+    if broken.peek().is_none() {
+        return Sum::Kept;
+    }
+    let excused = history.wakes.too_busy() && broken.all(|j| TAKES_TIME.contains(&&*j.name));
+    if excused { Sum::TooBusy } else { Sum::Broken }
+}
+
 /// Was none of them broken?
 #[must_use]
 pub fn all_held(judged: &[Judged]) -> bool {
@@ -177,5 +202,36 @@ impl Verdict {
         }
         breaches.truncate(BREACHES_MAX);
         Self::Broken { breaches }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::Wakes;
+
+    #[test]
+    fn a_busy_machine_excuses_what_takes_time_and_nothing_else() {
+        let judged = |names: &[&str]| -> Vec<Judged> {
+            let verdict = || Verdict::Broken { breaches: vec![Breach::default()] };
+            names
+                .iter()
+                .map(|name| Judged { name: (*name).into(), promise: String::new(), verdict: verdict() })
+                .collect()
+        };
+        let history = |late: &[i64]| {
+            let mut wakes = Wakes::default();
+            late.iter().for_each(|late| wakes.add(Micros::millis(*late)));
+            History { wakes, ..History::default() }
+        };
+        let (idle, busy) = (history(&[900, 3, 249, 260, 300, 200]), history(&[260, 260, 260, 260, 260]));
+        assert_eq!(sum(&busy, &[]), Sum::Kept);
+        assert_eq!(sum(&busy, &judged(&["recovery", "answered"])), Sum::TooBusy);
+        assert_eq!(sum(&history(&[2_000]), &judged(&["no-false-denial"])), Sum::TooBusy);
+        assert_eq!(sum(&idle, &judged(&["recovery"])), Sum::Broken, "three times is not often");
+        for bound in ["strict-bound", "approximate-bound", "split-bound", "conservation"] {
+            assert_eq!(sum(&busy, &judged(&["recovery", bound])), Sum::Broken);
+        }
+        assert!(TAKES_TIME.iter().all(|name| named(name).is_some()));
     }
 }

@@ -40,6 +40,44 @@ pub struct History {
     /// Remarks: what was left out, and why; what happened besides.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// How the machine served the harness itself (nothing, where time is simulated).
+    #[serde(default)]
+    pub wakes: Wakes,
+}
+
+/// How late a task of the harness woke that slept for a few milliseconds again and again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wakes {
+    /// So often by more than [`Self::LATE`] ...
+    pub late: u64,
+    /// ... by so much at worst ...
+    pub worst: Micros,
+    /// ... and by so much in all of these together.
+    pub lost: Micros,
+}
+
+impl Wakes {
+    /// Later than this is no delay of the day, but a machine that does something else.
+    pub const LATE: Micros = Micros::millis(250);
+    /// So often is too often ...
+    const OFTEN: u64 = 5;
+    /// ... and so much in all is too much.
+    const LOST_MAX: Micros = Micros::seconds(2);
+
+    /// It woke once, so late.
+    pub fn add(&mut self, late: Micros) {
+        if late > Self::LATE {
+            self.late = self.late.saturating_add(1);
+            self.worst = self.worst.max(late);
+            self.lost += late;
+        }
+    }
+
+    /// Had the machine too little time for this run? Then nothing that takes time can be judged by it.
+    #[must_use]
+    pub fn too_busy(&self) -> bool {
+        self.late >= Self::OFTEN || self.lost >= Self::LOST_MAX
+    }
 }
 
 /// Lines of a process' log that say the same, but for numbers and times.

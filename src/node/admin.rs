@@ -159,6 +159,7 @@ impl Inner {
         let status = self.raft.status();
         let applied_at = self.raft.applied_at();
         let age = (clock::now() - applied_at.at).or_zero();
+        let not_ready = Self::not_ready(self);
         let pool = self.raft.pool();
         let pool = pool.read();
         let me = pool.region(&self.config.region);
@@ -169,7 +170,7 @@ impl Inner {
             cluster: self.config.cluster.name.to_string(),
             region: self.config.region.to_string(),
             uptime_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
-            not_ready: Self::not_ready(self),
+            not_ready,
             raft: RaftState {
                 leader: status.leader.as_deref().map(str::to_owned),
                 term: status.term,

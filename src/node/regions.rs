@@ -181,10 +181,11 @@ impl Inner {
     }
 
     fn why_not_added(&self, name: &str) -> String {
+        let known = self.member(name);
         let pool = self.raft.pool();
         let pool = pool.read();
         let is_in = |member: &Member| member.standing == Standing::In;
-        match self.member(name) {
+        match known {
             Some(member) if matches!(member.standing, Standing::Leaving { .. }) => format!(
                 "`{name}` is still leaving; wait for it, or run `quorate region remove {name} --presume-dead` if its daemon has stopped for good"
             ),

@@ -11,13 +11,12 @@ use tokio::sync::watch;
 /// Peers that are there answer within this: then nobody has to be told anything.
 const SHORTLY: Duration = Duration::from_millis(300);
 
-/// Waits until the region knows who it is. Meanwhile the admin listener says what it waits for.
-pub async fn for_seat(config: &RaftConfig, listener: &TcpListener) -> Result<(), NodeError> {
+/// Waits until the region knows who it is (see [`RaftConfig::seat`]). Meanwhile the admin listener says what it waits for.
+pub async fn for_seat(config: &RaftConfig, listener: &TcpListener) -> Result<Option<u64>, NodeError> {
     let waits_for = watch::Sender::new(None);
     let mut seat = pin!(raft::find_seat(config, &waits_for));
     if let Ok(found) = tokio::time::timeout(SHORTLY, seat.as_mut()).await {
-        found?;
-        return Ok(());
+        return Ok(found?);
     }
     let (stop, stopping) = watch::channel(false);
     let listener = listener.try_clone().map_err(ServerError::Listener)?;
@@ -27,6 +26,5 @@ pub async fn for_seat(config: &RaftConfig, listener: &TcpListener) -> Result<(),
     stop.send_replace(true);
     // The listener itself stays, for what comes.
     let _ = serving.await;
-    found?;
-    Ok(())
+    Ok(found?)
 }

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const MARKER: &str = "quorate.json";
@@ -111,6 +112,8 @@ fn strangers(dir: &Path) -> io::Result<Option<String>> {
 #[derive(Debug)]
 pub(super) struct Acquaintances {
     path: PathBuf,
+    /// Nothing is written any more. Read and set under the lock.
+    closed: AtomicBool,
     known: Mutex<BTreeMap<RegionName, Met>>,
 }
 
@@ -151,12 +154,12 @@ impl Acquaintances {
             Err(e) if e.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(source) => return Err(RaftError::Io { path, source }),
         };
-        Ok(Self { path, known: Mutex::new(known) })
+        Ok(Self { path, closed: AtomicBool::new(false), known: Mutex::new(known) })
     }
 
     /// Nobody: for a node that has no directory yet. It cannot remember anyone either.
     pub fn nobody() -> Self {
-        Self { path: PathBuf::new(), known: Mutex::default() }
+        Self { path: PathBuf::new(), closed: AtomicBool::new(true), known: Mutex::default() }
     }
 
     /// The instance that a region was met with, and its node id, if it said so.
@@ -167,10 +170,10 @@ impl Acquaintances {
     /// Is this the peer that it was? One that is met for the first time, or comes back as a newer node (the caller has seen
     /// that it is one), is remembered, on disk, before this returns.
     pub fn meet(&self, region: &RegionName, node: Option<u64>, instance: u64) -> io::Result<bool> {
-        if self.path.as_os_str().is_empty() {
+        let mut known = self.lock();
+        if self.closed.load(Ordering::Relaxed) {
             return Ok(true);
         }
-        let mut known = self.lock();
         if let Some(before) = known.get(region) {
             let newer = node.zip(before.node).is_some_and(|(now, before)| now > before);
             let learnt = before.node.is_none() && node.is_some();
@@ -186,6 +189,12 @@ impl Acquaintances {
         write_durably(&self.path, &next)?;
         *known = next;
         Ok(true)
+    }
+
+    /// Writes nothing any more: the directory is to be empty, and to stay so.
+    pub fn close(&self) {
+        let _known = self.lock();
+        self.closed.store(true, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<RegionName, Met>> {

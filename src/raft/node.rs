@@ -1,6 +1,7 @@
 //! One node: openraft, its stores and its wire, and the few tasks that keep them going.
 
 use super::data_dir::{self, Acquaintances, Identity};
+use super::gate::Call;
 use super::log::LogStore;
 use super::machine::Machine;
 use super::network::client::{CallError, Client, Lane};
@@ -28,9 +29,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 pub(super) type OpenRaft = openraft::Raft<TypeConfig, Machine>;
 
@@ -42,7 +43,7 @@ const HOPS_MAX: u8 = 2;
 const READING_MAX: usize = 64;
 /// Between two tries to send a proposal that reached nobody.
 const RETRY: Duration = Duration::from_millis(50);
-/// Every so many pings, a peer is asked who the members are.
+/// Every so many pings, a peer is asked who the members are (until there is a log, with every ping).
 const WHO_EVERY: u64 = 5;
 /// Between two looks at whether the cluster can be founded.
 const FOUNDING: Duration = Duration::from_millis(500);
@@ -66,9 +67,6 @@ pub(super) struct Node {
     data_dir: PathBuf,
     tls: ArcSwapOption<rustls::ServerConfig>,
     tls_files: Option<PeerTls>,
-    stop: watch::Sender<bool>,
-    /// Whoever owes a peer an answer, or waits for one of openraft, holds it for reading.
-    calls: Arc<RwLock<()>>,
     fault: Mutex<Option<String>>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -97,7 +95,10 @@ impl Node {
         ground: impl Ground,
     ) -> Result<Arc<Self>, RaftError> {
         let voters = voters(&config)?;
-        let seat = super::seat::find_on(&config, &watch::Sender::new(None), &ground).await?;
+        let seat = match config.seat {
+            Some(found) => Some(found),
+            None => super::seat::find_on(&config, &watch::Sender::new(None), &ground).await?,
+        };
         let me = voters.iter().find(|(_, node)| node.region == config.region).map_or(0, |(&id, _)| id);
         let me = seat.unwrap_or(me);
         let timing = Timing::new(config.rtt_max);
@@ -139,8 +140,6 @@ impl Node {
             data_dir: config.data_dir,
             tls: ArcSwapOption::from(tls),
             tls_files: config.tls,
-            stop: watch::Sender::new(false),
-            calls: Arc::default(),
             fault: Mutex::new(None),
             tasks: Mutex::default(),
         });
@@ -160,7 +159,7 @@ impl Node {
         loop {
             let outcome = self.propose_once(&ops, deadline, HOPS_MAX).await;
             let retry = matches!(outcome, Err(ProposeError::NotSent { retry: true }));
-            if !retry || Instant::now() >= deadline || *self.stop.borrow() {
+            if !retry || Instant::now() >= deadline || self.client.gate.is_stopping() {
                 return outcome;
             }
             let news = async {
@@ -257,14 +256,13 @@ impl Node {
 
     /// True once the node stops.
     pub fn stopping(&self) -> watch::Receiver<bool> {
-        self.stop.subscribe()
+        self.client.gate.stopping()
     }
 
     /// To be held for as long as a peer's call or a proposal takes; `None`: it has been told to stop, and answers no more.
     /// (openraft would call each call that it can not answer an error.)
-    pub fn call(&self) -> Option<OwnedRwLockReadGuard<()>> {
-        let call = Arc::clone(&self.calls).try_read_owned().ok()?;
-        (!*self.stop.borrow()).then_some(call)
+    pub fn call(&self) -> Option<Call> {
+        self.client.gate.enter()
     }
 
     /// Why it has stopped by itself, if it has.
@@ -277,9 +275,8 @@ impl Node {
     }
 
     pub async fn shutdown(&self) {
-        self.stop.send_replace(true);
         // The answers that it owes, first; a peer that does not take its own does not keep it.
-        let _ = timeout(OWED_WITHIN, self.calls.write()).await;
+        self.client.gate.close(OWED_WITHIN).await;
         let _ = self.raft.shutdown().await;
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.shutdown().await;
@@ -401,7 +398,7 @@ async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftErr
     let ask = async |peer: Arc<Peer>| (hello(client, &peer, 0).await, peer);
     for answer in join_all(client.peers.all().into_iter().map(ask)).await {
         if let (Err(CallError::Refused(Refusal::Instance)), peer) = answer {
-            start_over(dir);
+            start_over(client, dir);
             return Err(RaftError::DataLost { path: dir.to_owned(), peer: peer.region.clone() });
         }
     }
@@ -409,7 +406,8 @@ async fn refuse_to_start_over(client: &Client, dir: &Path) -> Result<(), RaftErr
 }
 
 /// The directory holds nothing, as it did before: the next start must see it so.
-fn start_over(dir: &Path) {
+fn start_over(client: &Client, dir: &Path) {
+    client.peers.remember_nobody();
     let undo = std::fs::remove_dir_all(dir.join("log"))
         .and_then(|()| std::fs::remove_dir_all(dir.join("snapshots")))
         .and_then(|()| data_dir::forget(dir));
@@ -535,7 +533,8 @@ impl Node {
                     tasks.spawn(here(async move {
                         for round in 0_u64.. {
                             ping(&node, &peer).await;
-                            if round % WHO_EVERY == 0 {
+                            // A node that has no log yet may have to learn that it is another one.
+                            if round % WHO_EVERY == 0 || !node.initialized() {
                                 node.hear_of_members(&peer).await;
                             }
                             tokio::time::sleep(node.client.timing.ping()).await;
@@ -556,7 +555,7 @@ impl Node {
         {
             self.client.peers.follow(reply.index, &reply.members, false);
             if !self.initialized() && reply.seat.is_some_and(|node| node > me.node_id) {
-                start_over(&self.data_dir);
+                start_over(&self.client, &self.data_dir);
                 self.fail("the cluster was out of reach when this region started, and knows it as another node; start it again".into());
             }
         }

@@ -240,3 +240,56 @@ async fn a_region_that_lost_its_disk_comes_back_as_another_node() {
     assert_eq!(cluster.status(leader).term, term);
     assert!(cluster.propose(lost, vec![], Duration::from_millis(300)).await.is_err());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_region_that_found_nobody_when_it_started_gets_no_entries_as_another_node() {
+    let mut cluster = Cluster::started(LOCAL, SHORT).await;
+    cluster.settled().await;
+    let leader = cluster.leader().await;
+    let new = cluster.room_for_newcomer();
+    // It takes the first place in its own configuration, which is another region's in the cluster.
+    let founders = cluster.addrs[..NAMES.len()].to_vec();
+    cluster.addrs[..NAMES.len()].fill(free_addr());
+    cluster.start(new).await.unwrap();
+    assert_eq!(cluster.status(new).id, 1);
+    cluster.kill(new).await;
+
+    // The cluster is there again, and lets it in while it runs.
+    cluster.addrs[..NAMES.len()].clone_from_slice(&founders);
+    cluster.start(new).await.unwrap();
+    let node = cluster.admit(leader, new).await;
+    assert_eq!(node, 4);
+    cluster.learns(leader, new, node).await;
+    let fault = until("it to hear who it is", || {
+        let status = cluster.status(new);
+        assert_eq!(status.last_log, None, "entries for node 4 in the log of node 1");
+        status.fault
+    })
+    .await;
+    assert!(fault.contains("start it again"), "{fault}");
+
+    cluster.kill(new).await;
+    cluster.start(new).await.unwrap();
+    assert_eq!(cluster.status(new).id, node);
+    cluster.change(leader, async |raft| raft.promote(node, soon()).await).await;
+    cluster.settled().await;
+    assert_eq!(cluster.voters(leader).len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_a_region_is_is_not_asked_twice() {
+    let mut cluster = Cluster::started(LOCAL, SHORT).await;
+    cluster.settled().await;
+    let leader = cluster.leader().await;
+    let new = cluster.room_for_newcomer();
+    let node = cluster.admit(leader, new).await;
+    let waits_for = tokio::sync::watch::Sender::new(None);
+    let seat = timeout(LONG, find_seat(&cluster.config(new), &waits_for)).await.unwrap().unwrap();
+    assert_eq!(seat, Some(node));
+    // Nobody can be reached any more.
+    let nowhere = free_addr();
+    cluster.addrs[..NAMES.len()].fill(nowhere);
+    let raft = Raft::start(RaftConfig { seat, ..cluster.config(new) }, vec![]).await.unwrap();
+    assert_eq!(raft.node_id(), node, "not its place in the configuration");
+    raft.shutdown().await;
+}

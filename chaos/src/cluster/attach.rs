@@ -11,6 +11,7 @@ use super::promise::{self, Change, Terms};
 use super::run::limits;
 use super::scenario::{Expect, Load, Over, Pace};
 use super::verdict;
+use super::wakes::Naps;
 use super::watch::{self, Beliefs};
 use crate::oracle::{History, Run, Watched};
 use crate::workload::{Recorder, Target, Workload};
@@ -180,6 +181,7 @@ impl Cluster {
         let changes: Arc<Mutex<Vec<Change>>> = Arc::default();
         let mut background = JoinSet::new();
         watch::spawn(&beliefs, &self.admin, &loads, &recorder, &mut background);
+        let naps = Naps::spawn(&mut background);
         marks.listen(&mut background)?;
         background.spawn(watch_policies(
             self.admin.clone(),
@@ -234,6 +236,7 @@ impl Cluster {
                 .and_then(|ends| ends.into_iter().max()),
             faults,
             samples: beliefs.take(),
+            wakes: naps.seen(),
             end,
             reasons,
             notes: vec![

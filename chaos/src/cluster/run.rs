@@ -5,6 +5,7 @@ use super::progress::Progress;
 use super::promise::{self, Terms};
 use super::scenario::{Load, Scenario};
 use super::stage::Stage;
+use super::wakes::Naps;
 use super::watch::{self, Beliefs};
 use super::{FOLDER_PREFIX, logs};
 use crate::oracle::{FaultSpan, History, Params, Run, Watched};
@@ -128,6 +129,7 @@ impl Show<'_> {
         let mut background = JoinSet::new();
         watch::spawn(&beliefs, &self.stage.admin, &loads, &recorder, &mut background);
         background.spawn(look_after(Arc::clone(&director)));
+        let naps = Naps::spawn(&mut background);
         let in_force = Arc::clone(&director);
         let in_force = Box::new(move || in_force.in_force());
         self.progress.follow(&mut background, &recorder, &beliefs, in_force, &self.names());
@@ -161,6 +163,7 @@ impl Show<'_> {
             healed: healed(&spans),
             faults: spans,
             samples: beliefs.take(),
+            wakes: naps.seen(),
             end,
             params: self.params(),
             reasons,

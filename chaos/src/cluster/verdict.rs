@@ -1,8 +1,8 @@
 //! What a run comes to: verdicts on the terminal, a report, an exit code.
 
 use super::scenario::Expect;
-use super::{BROKEN, HELD};
-use crate::invariants::{self, Judged, Verdict};
+use super::{BROKEN, COULD_NOT, HELD};
+use crate::invariants::{self, Judged, Sum, Verdict};
 use crate::oracle::History;
 use crate::report;
 use std::io::IsTerminal as _;
@@ -28,11 +28,14 @@ pub fn conclude(
         println!("note: {note}");
     }
     println!("report: {}", file.display());
-    let held = invariants::all_held(&judged);
     if let Some(path) = kept {
         println!("logs, data and history: {}", path.display());
     }
-    Ok(if held { HELD } else { BROKEN })
+    Ok(match invariants::sum(history, &judged) {
+        Sum::Kept => HELD,
+        Sum::Broken => BROKEN,
+        Sum::TooBusy => COULD_NOT,
+    })
 }
 
 /// Holds a history against every promise; one that must apply and does not is broken, one that is not made here does not apply.

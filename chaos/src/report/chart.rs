@@ -105,8 +105,8 @@ impl Chart {
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none role=img aria-label=\"{}\">",
             escape(&self.title)
         );
-        let faults = bands.iter().filter(|band| band.class == "fault");
-        faults.for_each(|band| out.push_str(&band.svg(bins.end)));
+        // Behind the values, whose colours say whose they are.
+        bands.iter().for_each(|band| out.push_str(&band.svg(bins.end, band.class, HEIGHT)));
         let mut base = vec![0.0; bins.count];
         for row in &self.stack {
             let over: Vec<f64> = base.iter().zip(&row.values).map(|(base, value)| base + value).collect();
@@ -125,7 +125,7 @@ impl Chart {
             );
         }
         let breaches = bands.iter().filter(|band| band.class == "breach");
-        breaches.for_each(|band| out.push_str(&band.svg(bins.end)));
+        breaches.for_each(|band| out.push_str(&band.svg(bins.end, "breach top", 3.0)));
         out.push_str("</svg>");
         out
     }
@@ -157,16 +157,10 @@ impl Chart {
 }
 
 impl Band {
-    fn svg(&self, end: Micros) -> String {
+    fn svg(&self, end: Micros, class: &str, height: f64) -> String {
         let (from, to) = (x(self.span.0, end), x(self.span.1, end));
         let (x, width) = (from.min(WIDTH - BAND_MIN), (to - from).max(BAND_MIN));
-        let rect = |class: &str, height: f64| {
-            format!("<rect class=\"{class}\" x={x:.2} y=0 width={width:.2} height={height} />")
-        };
-        match self.class {
-            "breach" => rect("breach", HEIGHT) + &rect("breach top", 3.0),
-            class => rect(class, HEIGHT),
-        }
+        format!("<rect class=\"{class}\" x={x:.2} y=0 width={width:.2} height={height} />")
     }
 }
 

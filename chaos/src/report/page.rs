@@ -3,8 +3,9 @@
 use super::chart::{Band, Chart, Row, percent, time_axis};
 use super::data::embed;
 use super::series::{Bins, Shares, Traffic, Usage, edition_at, levels};
+use super::text::woke_late;
 use crate::invariants::figures::{count, decimal, seconds, span, tokens};
-use crate::invariants::{Breach, Judged, Verdict};
+use crate::invariants::{self, Breach, Judged, Sum, Verdict};
 use crate::oracle::{Edition, FaultSpan, History, LogLevel, Mode};
 use quorate::quota::amount::{Micros, Rate, Tokens};
 use std::fmt::Write;
@@ -67,6 +68,9 @@ fn banner(history: &History, judged: &[Judged]) -> String {
     let broken: Vec<_> = judged.iter().filter(|j| j.verdict.is_broken()).map(|j| j.name.as_str()).collect();
     let held = judged.iter().filter(|j| matches!(j.verdict, Verdict::Held { .. })).count();
     let (class, verdict) = match (broken.as_slice(), held) {
+        (names, _) if invariants::sum(history, judged) == Sum::TooBusy => {
+            ("none", format!("? The machine was too busy to judge: {}", names.join(", ")))
+        }
         ([], 0) => ("none", "Nothing could be judged".into()),
         ([], 1) => ("held", "✓ Kept: the one promise that could be judged held".into()),
         ([], n) => ("held", format!("✓ Kept: all {n} promises that could be judged held")),
@@ -468,8 +472,10 @@ fn row(history: &History, edition: &Edition) -> String {
 /// What processes said, and what else there is to know.
 fn remarks(history: &History) -> String {
     let mut out = String::new();
-    if !history.notes.is_empty() {
-        let notes: String = history.notes.iter().map(|note| format!("<li>{}", escape(note))).collect();
+    let late = woke_late(history);
+    if !history.notes.is_empty() || late.is_some() {
+        let notes = late.iter().chain(&history.notes);
+        let notes: String = notes.map(|note| format!("<li>{}", escape(note))).collect();
         let _ = write!(out, "<section><h2>Remarks</h2><ul class=remarks>{notes}</ul></section>");
     }
     if history.reasons.iter().any(|reasons| !reasons.is_empty()) {

@@ -1,7 +1,8 @@
 //! Verdicts for a terminal.
 
-use crate::invariants::{Judged, Verdict};
-use crate::oracle::History;
+use crate::invariants::{self, Judged, Sum, Verdict};
+use crate::oracle::{History, Wakes};
+use quorate::quota::amount::Micros;
 use std::fmt::Write;
 
 /// So many breaches of one promise are said.
@@ -15,9 +16,10 @@ pub fn text(history: &History, judged: &[Judged], colour: bool) -> String {
     let paint = |code: &str, what: &str| {
         if colour { format!("\x1b[{code}m{what}\x1b[0m") } else { what.into() }
     };
-    let sum = match broken {
-        0 => paint("1;32", "every promise was kept"),
-        n => paint("1;31", &format!("{n} of {} promises BROKEN", judged.len())),
+    let sum = match (broken, invariants::sum(history, judged)) {
+        (0, _) => paint("1;32", "every promise was kept"),
+        (_, Sum::TooBusy) => paint("1;33", "the machine was too busy to judge"),
+        (n, _) => paint("1;31", &format!("{n} of {} promises BROKEN", judged.len())),
     };
     let title = line(&history.run.title);
     let _ = writeln!(out, "{title}: {sum}");
@@ -32,6 +34,9 @@ pub fn text(history: &History, judged: &[Judged], colour: bool) -> String {
         for breach in judged.verdict.breaches().iter().take(BREACHES_SHOWN).skip(1) {
             let _ = writeln!(out, "{:28}{}", "", line(&breach.to_string()));
         }
+    }
+    if let Some(late) = woke_late(history) {
+        let _ = writeln!(out, "{late}");
     }
     if broken > 0 && !history.run.replay.is_empty() {
         let _ = writeln!(out, "replay: {}", line(&history.run.replay));
@@ -54,6 +59,23 @@ pub fn failure(history: &History, judged: &[Judged]) -> Option<String> {
         worst.name,
         line(&first(&worst.verdict)),
         line(&history.run.replay)
+    ))
+}
+
+/// What a machine that was busy with other things did to the run; `None`: nothing that was noticed.
+pub(super) fn woke_late(history: &History) -> Option<String> {
+    let wakes = history.wakes;
+    if wakes.late == 0 {
+        return None;
+    }
+    let what = if wakes.too_busy() { "starved" } else { "busy at times" };
+    let ms = |time: Micros| time.0 / 1_000;
+    Some(format!(
+        "machine {what}: the harness woke more than {} ms late {} times, {} ms at worst, {} ms in all",
+        ms(Wakes::LATE),
+        wakes.late,
+        ms(wakes.worst),
+        ms(wakes.lost)
     ))
 }
 

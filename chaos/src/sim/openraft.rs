@@ -140,6 +140,7 @@ impl Openrafts {
             cluster: "sim".into(),
             regions: self.names.iter().map(|name| (name.clone(), format!("http://{name}.sim"))).collect(),
             data_dir: self.dirs.path().join(&*self.names[region]),
+            seat: None,
             tls: None,
             rtt_max: self.habits.rtt_max.to_duration(),
         };

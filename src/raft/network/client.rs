@@ -3,6 +3,7 @@
 use super::append;
 use super::peers::{Peer, Peers};
 use super::wire::{self, Refusal, SnapshotHead, WireError, header, path};
+use crate::raft::gate::Gate;
 use crate::raft::snapshot::SnapshotFile;
 use crate::raft::task::blocking;
 use crate::raft::timing::Timing;
@@ -37,6 +38,8 @@ pub(crate) const STREAM_WINDOW: u32 = 8 * 1_024 * 1_024;
 pub(crate) struct Client {
     pub peers: Arc<Peers>,
     pub timing: Timing,
+    /// Closed once this node stops.
+    pub gate: Gate,
     lanes: Arc<ArcSwap<Lanes>>,
     /// What carries requests in a simulation.
     #[cfg(feature = "sim")]
@@ -124,6 +127,7 @@ impl Client {
         Ok(Self {
             peers,
             timing,
+            gate: Gate::default(),
             lanes,
             #[cfg(feature = "sim")]
             line: None,
@@ -188,6 +192,10 @@ impl Client {
             .header(header::INSTANCE, me.instance)
             .header(header::NODE, me.node_id)
             .header(header::TO, &*peer.region);
+        let request = match self.peers.node(&peer.region) {
+            Some(node) => request.header(header::TO_NODE, node),
+            None => request,
+        };
         match self.peers.instance(&peer.region) {
             Some(instance) => request.header(header::TO_INSTANCE, instance),
             None => request,
@@ -290,6 +298,9 @@ impl RaftNetworkFactory<TypeConfig> for Client {
     }
 }
 
+/// A follower's answers, as they come.
+type Replies<'s> = BoxStream<'s, Result<AppendReply, RPCError<TypeConfig>>>;
+
 /// One peer, as openraft calls it.
 #[derive(Debug)]
 pub(crate) struct Target {
@@ -308,6 +319,27 @@ impl Target {
     fn peer(&self) -> Result<Arc<Peer>, RPCError<TypeConfig>> {
         self.client.peers.get(&self.node.region).ok_or_else(|| {
             Unreachable::from_string(format!("region {} is not known", self.node.region)).into()
+        })
+    }
+
+    /// One heartbeat and its answer. openraft's worker calls it an error (and says so) if there is no core any more to take what
+    /// it was answered: so the core is stopped after the heartbeats that are under way, and none begins once this node stops.
+    fn heartbeat<'s, S>(
+        &'s mut self,
+        input: S,
+        option: RPCOption,
+    ) -> BoxFuture<'s, Result<Replies<'s>, RPCError<TypeConfig>>>
+    where
+        S: Stream<Item = AppendRequest> + OptionalSend + Unpin + 'static,
+    {
+        let gate = self.client.gate.clone();
+        Box::pin(async move {
+            let Some(call) = gate.enter() else { return std::future::pending().await };
+            let replies = stream_append_sequential(self, input, option).await?;
+            let replies: Replies<'s> = Box::pin(replies.inspect(move |_| {
+                let _until_it_is_dropped = &call;
+            }));
+            Ok(replies)
         })
     }
 
@@ -355,7 +387,7 @@ impl RaftNetworkV2<TypeConfig> for Target {
         S: Stream<Item = AppendRequest> + OptionalSend + Unpin + 'static,
     {
         if self.heartbeats {
-            return stream_append_sequential(self, input, option);
+            return self.heartbeat(input, option);
         }
         let this: &'s Self = self;
         Box::pin(async move {

@@ -125,6 +125,11 @@ impl Peers {
         book.members = Some(Listed { index, own, nodes });
     }
 
+    /// The node id of a member, by the newest list.
+    pub fn node(&self, region: &str) -> Option<u64> {
+        self.book().node(region)
+    }
+
     pub fn get(&self, region: &str) -> Option<Arc<Peer>> {
         self.book().peers.get(region).cloned()
     }
@@ -160,6 +165,11 @@ impl Peers {
         if anyone {
             return Ok(());
         }
+        // One that found nobody when it started took a node id from its configuration: entries that are meant for the node that
+        // the cluster knows it as must not get into its log.
+        if get(header::TO_NODE).is_some_and(|to| to.parse() != Ok(self.me.node_id)) {
+            return Err(Refusal::TargetInstance);
+        }
         let region = get(header::REGION).ok_or(Refusal::Stranger)?;
         let node = get(header::NODE).and_then(|n| n.parse().ok());
         let instance = get(header::INSTANCE).and_then(|n| n.parse().ok()).ok_or(Refusal::Stranger)?;
@@ -187,6 +197,11 @@ impl Peers {
             tracing::error!(%fault, "cannot write down a peer; its calls are refused until it can be");
             false
         })
+    }
+
+    /// This node is nobody any more: whom it meets from now on it does not write down.
+    pub fn remember_nobody(&self) {
+        self.known.close();
     }
 
     /// A peer refuses this node.
@@ -317,6 +332,12 @@ mod tests {
         assert_eq!(admit("c", 3, 77), Ok(()));
         assert_eq!(admit("c", 3, 78), Err(Refusal::Instance));
         assert_eq!(admit("d", 4, 79), Err(Refusal::Stranger));
+        let mut meant = headers(&peers.me, "c", 3, 77);
+        meant.insert(header::TO_NODE, peers.me.node_id.into());
+        assert_eq!(peers.admit(&meant, false), Ok(()));
+        meant.insert(header::TO_NODE, 4.into());
+        assert_eq!(peers.admit(&meant, false), Err(Refusal::TargetInstance));
+        assert_eq!(peers.admit(&meant, true), Ok(()), "who asks who is who");
         assert_eq!(peers.admit(&headers(&peers.me, "d", 4, 79), true), Ok(()));
         peers.follow(6, &members(&[(1, "a", ""), (2, "b", "")]), true);
         assert_eq!(admit("c", 3, 77), Err(Refusal::Removed));

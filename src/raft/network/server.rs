@@ -5,6 +5,7 @@ use super::wire::{
     self, APPLIED_BYTES_MAX, CALL_BYTES_MAX, Frames, HelloReply, PROPOSE_BYTES_MAX, Propose, ProposeFault,
     ProposeReply, Refusal, SnapshotHead, WireError, header, path,
 };
+use crate::raft::gate::Call;
 use crate::raft::node::Node;
 use crate::raft::task::blocking;
 use crate::raft::types::{AppendRequest, TypeConfig};
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedRwLockReadGuard, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -238,7 +239,7 @@ async fn transfer_leader(State(node): State<Arc<Node>>, body: Body) -> Result<By
 }
 
 /// Only a node that goes on has answers for its peers; it waits for those that it owes before it stops.
-fn running(node: &Node) -> Result<OwnedRwLockReadGuard<()>, Fault> {
+fn running(node: &Node) -> Result<Call, Fault> {
     node.call().ok_or(Fault::Stopped)
 }
 

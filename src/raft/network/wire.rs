@@ -46,8 +46,9 @@ pub(crate) mod header {
     pub const INSTANCE: &str = "x-quorate-instance";
     /// The sender's node id; in answers, the answering side's.
     pub const NODE: &str = "x-quorate-node";
-    /// Who is meant, and which instance of it, where the sender knows.
+    /// Who is meant, and which node and instance of it, where the sender knows.
     pub const TO: &str = "x-quorate-to";
+    pub const TO_NODE: &str = "x-quorate-to-node";
     pub const TO_INSTANCE: &str = "x-quorate-to-instance";
     /// Why a call was refused before anything was done: a [`super::Refusal`].
     pub const REFUSED: &str = "x-quorate-refused";
@@ -62,7 +63,7 @@ pub(crate) enum Refusal {
     Cluster,
     /// The call was meant for another region.
     Target,
-    /// The called region has other data than the caller knows it by.
+    /// The called region has other data than the caller knows it by, or takes itself for another node.
     TargetInstance,
     /// The caller is not a region of the cluster.
     Stranger,

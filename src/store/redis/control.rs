@@ -7,6 +7,7 @@ use super::pump::GIVE_UP;
 use super::scripts::{SCRIPTS, run};
 use super::shared::{Attached, Backoff, Link, Live, Shared};
 use super::wire::{AttachAnswer, AttachCall, Stem, attached, beaten};
+use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::bucket::Generation;
@@ -120,14 +121,18 @@ async fn ask_meta(
         for script in all {
             script.load(&connection.client).await.map_err(|e| super::fault::classify(&e))?;
         }
+        // All servers and all their pasts are one.
+        let blind = planted(Bug::RollbackUndetected);
+        let id = |id: &'_ str| if blind { "0".repeat(id.len()) } else { id.to_owned() };
+        let (run_id, replication) = (id(&info.run_id), id(&info.replication));
         let call = AttachCall {
             mine: me.session.map_or(0, |session| session.nonce),
             new_session: new_nonce(),
             new_generation: new_nonce(),
-            run_id: &info.run_id,
-            replication: &info.replication,
+            run_id: &run_id,
+            replication: &replication,
             replication_may_change: info.replication_may_change,
-            lost,
+            lost: lost && !blind,
             yields: me.ousted,
             recent: RECENT,
             life: META_LIFE,
