@@ -177,7 +177,7 @@ impl<S: Store> Limiter<S> {
             let cap = held.policy.shape.cap;
             let low = !seen.fits || seen.level < cap.mul_div(1, 2) || seen.cap > cap;
             let (id, bucket) = (held.policy.id, held.charge.bucket);
-            held.tally = match self.core.table.get(&bucket) {
+            held.tally = match self.core.table.get(id, &bucket) {
                 None if low => self.core.table.get_or_make(id, bucket, self.core.in_pool(held)),
                 known => known,
             };

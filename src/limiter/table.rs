@@ -245,18 +245,20 @@ impl Default for Table {
 }
 
 impl Table {
-    /// The bucket's tally, if it has one.
-    pub fn get(&self, bucket: &BucketId) -> Option<Arc<Tally>> {
-        self.shard(bucket).get(bucket).cloned()
+    /// The bucket's tally under this policy, if it has one. (A policy that was removed and comes back is another, with the same
+    /// buckets.)
+    pub fn get(&self, policy: u32, bucket: &BucketId) -> Option<Arc<Tally>> {
+        self.shard(bucket).get(bucket).filter(|tally| tally.policy == policy).cloned()
     }
 
     /// The bucket's tally, made if need be; `None` when there are too many.
     pub fn get_or_make(&self, policy: u32, bucket: BucketId, elsewhere: Tokens) -> Option<Arc<Tally>> {
         let mut shard = self.shard(&bucket);
-        if let Some(tally) = shard.get(&bucket) {
+        let known = shard.get(&bucket);
+        if let Some(tally) = known.filter(|tally| tally.policy == policy) {
             return Some(tally.clone());
         }
-        if shard.len() >= TALLIES_MAX / SHARDS {
+        if known.is_none() && shard.len() >= TALLIES_MAX / SHARDS {
             return None;
         }
         let tally = Arc::new(Tally::new(policy, bucket, elsewhere));
@@ -354,12 +356,23 @@ mod tests {
         let table = Table::default();
         let bucket = BucketId([7; 16]);
         let tally = table.get_or_make(1, bucket, Tokens::ZERO).expect("room");
-        let other = table.get(&bucket).expect("it is there");
+        let other = table.get(1, &bucket).expect("it is there");
         assert!(!table.forget(&bucket));
         drop(other);
         assert!(table.forget(&bucket));
         drop(tally);
         assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_policy_that_comes_back_has_tallies_of_its_own() {
+        let table = Table::default();
+        let bucket = BucketId([7; 16]);
+        let old = table.get_or_make(1, bucket, Tokens::ZERO).expect("room");
+        assert!(table.get(2, &bucket).is_none());
+        let new = table.get_or_make(2, bucket, Tokens::ZERO).expect("room");
+        assert_eq!((old.policy, new.policy, table.len()), (1, 2, 1));
+        assert!(table.get(2, &bucket).is_some() && table.get(1, &bucket).is_none());
     }
 
     #[test]

@@ -49,8 +49,13 @@ impl Book {
     /// Follows this bucket from now on (if it does not already), and looks at it at the next occasion.
     pub fn meet(&mut self, tally: Arc<Tally>, now: Micros) {
         let bucket = tally.bucket;
-        let loan = self.loans.entry(bucket);
-        loan.or_insert_with(|| Loan { tally, borrower: Borrower::new(now), wake: None, install: None });
+        let (policy, new) =
+            (tally.policy, Loan { tally, borrower: Borrower::new(now), wake: None, install: None });
+        if self.loans.get(&bucket).is_some_and(|loan| loan.tally.policy != policy) {
+            // Its policy was removed and has come back as another: what was borrowed has run out long ago.
+            self.drop(&bucket);
+        }
+        self.loans.entry(bucket).or_insert(new);
         self.wake(bucket, now);
     }
 
@@ -159,9 +164,12 @@ impl Book {
 
     /// Follows it no more, unless a request is just looking at it.
     pub fn forget(&mut self, bucket: &BucketId, table: &Table) {
-        if !table.forget(bucket) {
-            return;
+        if table.forget(bucket) {
+            self.drop(bucket);
         }
+    }
+
+    fn drop(&mut self, bucket: &BucketId) {
         if let Some(loan) = self.loans.remove(bucket) {
             if let Some(wake) = loan.wake {
                 self.wakes.remove(&(wake, *bucket));
