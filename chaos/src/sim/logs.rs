@@ -93,7 +93,7 @@ impl Logs {
     #[must_use]
     pub fn voters(&self) -> Option<Vec<usize>> {
         match self {
-            Self::Small(rafts) => rafts.voters(),
+            Self::Small(rafts) => Some(rafts.voters()),
             Self::Openraft(_) => None,
         }
     }

@@ -143,8 +143,8 @@ impl World {
         let roomy = promise.rate >= Rate::per_second(5)
             && promise.burst >= promise.rate.during(Micros::seconds(1))
             && promise.burst >= Tokens::whole(40)
-            // Where most of the burst is in reserves, little moves.
-            && promise.pool.is_none_or(|pool| pool.burst >= promise.burst.percent(50));
+            // Reserves as most people have them: others may keep more than they can use.
+            && policy.reserve == Reserve { rate: RESERVE_RATE_DEFAULT, burst: RESERVE_BURST_DEFAULT };
         let carried = match &promise.pool {
             Some(reach) => reach.moving_max,
             None => {

@@ -79,6 +79,8 @@ pub struct Rafts {
 #[derive(Debug, Default)]
 struct Committed {
     terms: Vec<u64>,
+    /// `None`: the first voters.
+    voters: Option<Arc<Vec<usize>>>,
     fault: Option<String>,
 }
 
@@ -168,7 +170,8 @@ impl Rafts {
         let mut node = self.node(leader);
         let changed = voters.iter().filter(|v| !node.voters().contains(v)).count()
             + node.voters().iter().filter(|v| !voters.contains(v)).count();
-        if changed != 1 || node.is_changing() {
+        // (A leader that has committed nothing in its own term may not know the newest voters: Ongaro, 2015, on raft-dev.)
+        if changed != 1 || node.is_changing() || !node.has_committed() {
             return false;
         }
         node.append(Payload::Voters(Arc::new(voters)));
@@ -180,11 +183,11 @@ impl Rafts {
         true
     }
 
-    /// Who votes, as a leader knows it for certain; `None`: nobody leads, or a change is under way.
+    /// Who votes, for certain.
     #[must_use]
-    pub fn voters(&self) -> Option<Vec<usize>> {
-        let node = self.node(self.leader()?);
-        (!node.is_changing()).then(|| node.voters().to_vec())
+    pub fn voters(&self) -> Vec<usize> {
+        let voters = lock(&self.committed).voters.clone();
+        voters.map_or_else(|| (0..self.genesis.1).collect(), |voters| voters.to_vec())
     }
 
     /// Two nodes committed different entries at one index: the simulation's own fault.
@@ -376,6 +379,9 @@ impl Rafts {
             Some(_) => {}
             None => {
                 committed.terms.push(item.term);
+                if let Payload::Voters(voters) = &item.payload {
+                    committed.voters = Some(Arc::clone(voters));
+                }
                 drop(committed);
                 (self.on_commit)(index, item);
             }

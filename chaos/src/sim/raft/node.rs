@@ -173,6 +173,11 @@ impl Node {
         self.log.iter().skip(behind).any(|item| matches!(item.payload, Payload::Voters(_)))
     }
 
+    /// Has it, as a leader, committed something in its own term?
+    pub fn has_committed(&self) -> bool {
+        self.term_at(self.commit) == Some(self.term)
+    }
+
     /// Index and term of the last entry.
     pub fn last(&self) -> (u64, u64) {
         (self.base.index + self.log.len() as u64, self.log.last().map_or(self.base.term, |item| item.term))
