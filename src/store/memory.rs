@@ -78,7 +78,7 @@ impl MemoryStore {
         Generation { start: self.inner.start, full: self.inner.full.load(Ordering::SeqCst) }
     }
 
-    /// See [`AnyStore::mark_full`](super::AnyStore::mark_full).
+    /// See [`RegionStore::mark_full`](super::RegionStore::mark_full).
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if `session` is not its own.

@@ -172,7 +172,7 @@ impl RedisStore {
         attached.map_or(Generation { start: self.now(), full: false }, |attached| attached.generation())
     }
 
-    /// See [`AnyStore::mark_full`](super::AnyStore::mark_full).
+    /// See [`RegionStore::mark_full`](super::RegionStore::mark_full).
     ///
     /// # Errors
     /// See there.
