@@ -1,9 +1,9 @@
 //! The simulation: the product's own fast and slow loops and pool, of 2 to 9 regions, in one thread with simulated time, network,
 //! stores and log. Everything that is left to chance comes from the seed, so that a seed repeats bit for bit.
 //!
-//! The log is the simulation's own small Raft ([`raft`]), or, at some three times the cost, the product's ([`openraft`]).
+//! The log is the simulation's own small Raft (`raft`), or, at some three times the cost, the product's (`openraft`).
 //!
-//! A run has two phases: one with faults, in which only safety is checked (and at every instant: see [`watch`]), and a healed one,
+//! A run has two phases: one with faults, in which only safety is checked (and at every instant: see `watch`), and a healed one,
 //! which must converge: policies settle, every region joins, and the whole limit is used again.
 
 pub mod campaign;
