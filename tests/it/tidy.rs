@@ -14,7 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("clock", &["quota"]),
     ("config", &["quota"]),
     ("telemetry", &["quota", "config"]),
-    ("store", &["quota", "clock", "telemetry"]),
+    ("store", &["quota", "clock", "telemetry", "bugs"]),
     ("raft", &["quota", "clock", "telemetry", "bugs"]),
     ("limiter", &["store", "quota", "telemetry"]),
     ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry", "bugs"]),
