@@ -49,13 +49,12 @@ impl Book {
     /// Follows this bucket from now on (if it does not already), and looks at it at the next occasion.
     pub fn meet(&mut self, tally: Arc<Tally>, now: Micros) {
         let bucket = tally.bucket;
-        let (policy, new) =
-            (tally.policy, Loan { tally, borrower: Borrower::new(now), wake: None, install: None });
-        if self.loans.get(&bucket).is_some_and(|loan| loan.tally.policy != policy) {
+        if self.loans.get(&bucket).is_some_and(|loan| loan.tally.policy != tally.policy) {
             // Its policy was removed and has come back as another: what was borrowed has run out long ago.
             self.drop(&bucket);
         }
-        self.loans.entry(bucket).or_insert(new);
+        let loan = self.loans.entry(bucket);
+        loan.or_insert_with(|| Loan { tally, borrower: Borrower::new(now), wake: None, install: None });
         self.wake(bucket, now);
     }
 
