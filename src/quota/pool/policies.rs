@@ -271,9 +271,7 @@ impl Policies {
 
     /// All regions' reserves of a policy, as the pool counts them: rate, and burst with the overdrafts.
     pub(super) fn reserved(&self, id: u32) -> Option<(Rate, Tokens)> {
-        let slot = self.slot(id)?;
-        let counted = self.acked.iter().enumerate().map(|(i, acked)| most(&slot.editions, *acked, i));
-        Some(counted.fold(Default::default(), |(r, b): (Rate, Tokens), (rate, cap)| (r + rate, b + cap)))
+        Some(self.slot(id)?.reserved(&self.acked))
     }
 
     pub(super) fn slot(&self, id: u32) -> Option<&Slot> {
@@ -399,6 +397,12 @@ impl Slot {
         self.unseen.at = self.unseen.at.max(tau);
     }
 
+    /// All regions' reserves, as the pool counts them.
+    fn reserved(&self, acked: &[u64]) -> (Rate, Tokens) {
+        let counted = acked.iter().enumerate().map(|(i, acked)| most(&self.editions, *acked, i));
+        counted.fold(Default::default(), |(r, b): (Rate, Tokens), (rate, cap)| (r + rate, b + cap))
+    }
+
     /// Works out what regions may use and what the pool counts, and clips levels to what is left.
     fn recount(&mut self, acked: &[u64]) {
         let Some(now) = self.editions.last() else { return };
@@ -412,9 +416,7 @@ impl Slot {
             return;
         };
         self.usable = (0..acked.len()).map(|i| least(&self.editions, whole, i)).collect();
-        let counted = acked.iter().enumerate().map(|(i, acked)| most(&self.editions, *acked, i));
-        let (rate, burst) =
-            counted.fold(Default::default(), |(r, b): (Rate, Tokens), (rate, cap)| (r + rate, b + cap));
+        let (rate, burst) = self.reserved(acked);
         self.pool = (whole.rate - rate, whole.burst + whole.overshoot() - burst);
         if !whole.pooled {
             self.pool = (self.pool.0.min(Rate::ZERO), self.pool.1.min(Tokens::ZERO)); // crumbs of rounding
