@@ -1,7 +1,7 @@
 //! What commands need to talk to a running daemon.
 
 use anyhow::{Context as _, bail};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Long enough for any decision; a daemon that takes longer is not answering.
@@ -28,16 +28,42 @@ pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")
 }
 
-/// The admin token in a file, if one is named.
-///
-/// # Errors
-/// If it cannot be read.
-pub fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
-    let read = |file: &Path| {
+/// Where a command finds a cluster that it may change, and what lets it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Admin {
+    /// A region's admin listener
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8083",
+        env = "QUORATE_ADMIN"
+    )]
+    pub admin: String,
+    /// A file with the admin token
+    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+impl Admin {
+    /// The base of the admin listener's URL.
+    ///
+    /// # Errors
+    /// See [`base`].
+    pub fn base(&self) -> anyhow::Result<String> {
+        base("--admin", &self.admin)
+    }
+
+    /// The request with the admin token, if a file is named.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn authorize(&self, request: reqwest::RequestBuilder) -> anyhow::Result<reqwest::RequestBuilder> {
+        let Some(file) = &self.token_file else { return Ok(request) };
         let token = std::fs::read_to_string(file);
-        token.with_context(|| format!("{}: cannot be read", file.display()))
-    };
-    Ok(file.map(read).transpose()?.map(|token| token.trim().to_owned()))
+        let token = token.with_context(|| format!("{}: cannot be read", file.display()))?;
+        Ok(request.bearer_auth(token.trim()))
+    }
 }
 
 /// The base of a URL given as a flag: `http://` may be left out, a trailing slash is dropped.

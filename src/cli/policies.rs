@@ -14,18 +14,9 @@ pub struct Args {
     /// What to do
     #[command(subcommand)]
     pub action: Action,
-    /// A region's admin listener
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        default_value = "http://127.0.0.1:8083",
-        env = "QUORATE_ADMIN"
-    )]
-    pub admin: String,
-    /// A file with the admin token
-    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Where, and with what token
+    #[command(flatten)]
+    pub admin: client::Admin,
 }
 
 /// What to do with them.
@@ -53,7 +44,7 @@ pub enum Action {
 /// # Errors
 /// If the daemon cannot be reached or a file cannot be read.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = client::base("--admin", &args.admin)?;
+    let base = args.admin.base()?;
     let url = format!("{base}/v1/policies");
     client::runtime()?.block_on(async {
         let http = client::http()?;
@@ -107,9 +98,7 @@ async fn apply(
     let text =
         std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let mut request = http.put(format!("{url}{}", if dry_run { "?dry_run=1" } else { "" })).body(text);
-    if let Some(token) = client::token(args.token_file.as_deref())? {
-        request = request.bearer_auth(token);
-    }
+    request = args.admin.authorize(request)?;
     let answer = request.header("content-type", "application/yaml").send().await;
     let answer = answer.map_err(|e| anyhow::anyhow!("no answer from {url}: {}", client::why(&e)))?;
     let status = answer.status();

@@ -5,7 +5,6 @@ use crate::raft::VOTERS_MAX;
 use crate::server::state::{RegionState, RegionStep, RegionsState};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -19,18 +18,9 @@ pub struct Args {
     /// What to do
     #[command(subcommand)]
     pub action: Action,
-    /// A region's admin listener
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        default_value = "http://127.0.0.1:8083",
-        env = "QUORATE_ADMIN"
-    )]
-    pub admin: String,
-    /// A file with the admin token
-    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Where, and with what token
+    #[command(flatten)]
+    pub admin: client::Admin,
     /// How long to wait for the change to be through, in seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
@@ -86,12 +76,12 @@ pub enum Action {
 /// # Errors
 /// If the daemon cannot be reached, or the change is not through in time.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = client::base("--admin", &args.admin)?;
+    let base = args.admin.base()?;
     client::runtime()?.block_on(async {
         let admin = Admin {
             http: client::http()?,
             url: format!("{base}/v1/regions"),
-            token: args.token_file.clone(),
+            access: args.admin.clone(),
             until: Instant::now() + Duration::from_secs(args.timeout),
         };
         let done = match &args.action {
@@ -181,7 +171,7 @@ fn table(state: &RegionsState) -> String {
 struct Admin {
     http: reqwest::Client,
     url: String,
-    token: Option<PathBuf>,
+    access: client::Admin,
     until: Instant,
 }
 
@@ -254,11 +244,8 @@ impl Admin {
     }
 
     /// One step, or why it could not be taken now.
-    async fn step(&self, mut request: reqwest::RequestBuilder) -> anyhow::Result<Result<RegionStep, String>> {
-        if let Some(token) = client::token(self.token.as_deref())? {
-            request = request.bearer_auth(token);
-        }
-        let answer = match request.send().await {
+    async fn step(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Result<RegionStep, String>> {
+        let answer = match self.access.authorize(request)?.send().await {
             Err(late) if late.is_timeout() => return Ok(Err(client::why(&late))),
             answer => answer,
         };
