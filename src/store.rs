@@ -11,7 +11,7 @@ pub use crate::quota::matching::CHARGES_MAX;
 pub use any::AnyStore;
 
 use crate::quota::amount::{Micros, Rate, Tokens};
-use crate::quota::bucket::{Generation, Grant, Shape, Unseen};
+use crate::quota::bucket::{Charge, Generation, Grant, Shape, Unseen};
 use crate::quota::policy::BucketId;
 use std::future::Future;
 use tokio::sync::watch;
@@ -21,6 +21,30 @@ use tokio::sync::watch;
 pub struct Take {
     /// One for each limit that the request matched; at most [`CHARGES_MAX`].
     pub charges: Vec<TakeCharge>,
+}
+
+/// What a request says of a bucket: which, its reserve in this region, and what it is if the store has never seen it.
+pub type Asked = (BucketId, Shape, Option<Unseen>);
+
+impl Take {
+    /// The buckets of a request, each once, and its charges by their number in that list, as [`take`](crate::quota::bucket::take) wants them.
+    #[must_use]
+    pub fn numbered(&self) -> (Vec<Asked>, Vec<Charge>) {
+        let mut buckets: Vec<Asked> = Vec::with_capacity(self.charges.len());
+        let charges = self
+            .charges
+            .iter()
+            .map(|charge| {
+                let known = buckets.iter().position(|(id, ..)| *id == charge.bucket);
+                let bucket = known.unwrap_or_else(|| {
+                    buckets.push((charge.bucket, charge.shape, charge.unseen));
+                    buckets.len() - 1
+                });
+                Charge { bucket, cost: charge.cost, enforce: charge.enforce }
+            })
+            .collect();
+        (buckets, charges)
+    }
 }
 
 /// A charge on one bucket.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::clock;
 use crate::quota::amount::{Micros, Tokens};
-use crate::quota::bucket::{self, Bucket, Charge, Generation, Moment, Shape, Unseen};
+use crate::quota::bucket::{self, Bucket, Generation, Moment, Shape, Unseen};
 use crate::quota::policy::BucketId;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,7 +100,7 @@ impl MemoryStore {
         if take.charges.len() > CHARGES_MAX {
             return Err(StoreError::Unavailable);
         }
-        let (asked, charges) = number(take);
+        let (asked, charges) = take.numbered();
         let mut shards = self.lock(asked.iter().map(|(id, ..)| shard_of(id)).collect());
         let when = Moment::at(self.now());
         let mut settled: Vec<Bucket> = asked
@@ -214,27 +214,6 @@ impl Shard {
             }
         }
     }
-}
-
-/// What a request says of a bucket.
-type Asked = (BucketId, Shape, Option<Unseen>);
-
-/// The buckets of a request, each once, and its charges by their number in that list.
-fn number(take: &Take) -> (Vec<Asked>, Vec<Charge>) {
-    let mut buckets: Vec<Asked> = Vec::with_capacity(take.charges.len());
-    let charges = take
-        .charges
-        .iter()
-        .map(|charge| {
-            let known = buckets.iter().position(|(id, ..)| *id == charge.bucket);
-            let bucket = known.unwrap_or_else(|| {
-                buckets.push((charge.bucket, charge.shape, charge.unseen));
-                buckets.len() - 1
-            });
-            Charge { bucket, cost: charge.cost, enforce: charge.enforce }
-        })
-        .collect();
-    (buckets, charges)
 }
 
 fn shard_of(id: &BucketId) -> usize {

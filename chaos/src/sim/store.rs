@@ -7,10 +7,10 @@ use super::chance::Chance;
 use super::machine::{Clock, TrueTime, pass};
 use quorate::bugs::{Bug, planted};
 use quorate::quota::amount::{Micros, Rate, Tokens};
-use quorate::quota::bucket::{self, Bucket, Charge, Generation, Moment, Shape, Unseen};
+use quorate::quota::bucket::{self, Bucket, Generation, Moment, Shape, Unseen};
 use quorate::quota::policy::BucketId;
 use quorate::store::{
-    Install, Prepare, Prepared, RegionStore, Session, SessionState, Store, StoreError, Take, Taken,
+    Asked, Install, Prepare, Prepared, RegionStore, Session, SessionState, Store, StoreError, Take, Taken,
     TakenCharge,
 };
 use std::collections::BTreeMap;
@@ -276,24 +276,16 @@ impl State {
     }
 
     fn take(&mut self, take: &Take, session: Session, now: Micros) -> Taken {
-        let mut ids: Vec<BucketId> = Vec::new();
-        let mut buckets: Vec<Bucket> = Vec::new();
-        let mut charges = Vec::new();
-        for charge in &take.charges {
-            let at = ids.iter().position(|id| *id == charge.bucket).unwrap_or_else(|| {
-                ids.push(charge.bucket);
-                buckets.push(self.settled(charge.bucket, charge.shape, charge.unseen, session.nonce, now));
-                ids.len() - 1
-            });
-            charges.push(Charge { bucket: at, cost: charge.cost, enforce: charge.enforce });
-        }
+        let (asked, charges) = take.numbered();
+        let settled = |(id, shape, unseen): &Asked| self.settled(*id, *shape, *unseen, session.nonce, now);
+        let mut buckets: Vec<Bucket> = asked.iter().map(settled).collect();
         let (allowed, fits) = bucket::take(&mut buckets, &charges);
         let seen = charges.iter().zip(fits).map(|(charge, fits)| {
             let bucket = &buckets[charge.bucket];
             TakenCharge { fits, level: bucket.level(), rate: bucket.rate(), cap: bucket.cap() }
         });
         let taken = Taken { allowed, now, charges: seen.collect() };
-        for (id, bucket) in ids.into_iter().zip(buckets) {
+        for ((id, ..), bucket) in asked.into_iter().zip(buckets) {
             // What is stored is written back in any case: it may have come under another shape.
             if allowed || self.data.buckets.contains_key(&id) {
                 self.data.buckets.insert(id, bucket);
