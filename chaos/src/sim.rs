@@ -72,6 +72,17 @@ pub struct Options {
     pub record: bool,
 }
 
+impl Options {
+    /// The command that runs one seed once more.
+    #[must_use]
+    pub fn replay(&self, seed: u64) -> String {
+        let regions = self.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
+        let bug = self.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
+        let log = if self.log == Kind::Openraft { " --log openraft" } else { "" };
+        format!("quorate-chaos sim --seed {seed}{log}{regions}{bug}")
+    }
+}
+
 /// What came of a seed.
 #[derive(Debug)]
 pub struct Outcome {
@@ -249,12 +260,9 @@ impl World {
     }
 
     fn title(&self, seed: u64, options: Options, names: &[RegionName]) {
-        let bug = options.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
-        let regions = options.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
-        let log = if options.log == Kind::Openraft { " --log openraft" } else { "" };
         let mut history = self.history();
         history.run.title = format!("simulation, seed {seed}");
-        history.run.replay = format!("quorate-chaos sim --seed {seed}{log}{regions}{bug}");
+        history.run.replay = options.replay(seed);
         history.run.about = format!(
             "up to {} regions, {} ms apart, clocks off by up to {} ppm",
             names.len(),

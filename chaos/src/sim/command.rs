@@ -92,7 +92,7 @@ fn many(args: &Sim) -> anyhow::Result<ExitCode> {
         if let Some(broken) = &outcome.violation {
             let at = report_time(broken.at.0);
             bar.suspend(|| {
-                println!("seed {seed}: at {at}: {}\n  replay: {}", broken.what, replay(args, seed))
+                println!("seed {seed}: at {at}: {}\n  replay: {}", broken.what, options(args).replay(seed))
             });
         }
     };
@@ -100,7 +100,7 @@ fn many(args: &Sim) -> anyhow::Result<ExitCode> {
     bar.finish_and_clear();
     println!("{}", sum_up(&summary));
     if let (Some(page), Some((seed, _))) = (&args.report, summary.broken.first()) {
-        write_report(args, *seed, page)?;
+        write_report(run(*seed, Options { record: true, ..options(args) })?, page)?;
     }
     Ok(ExitCode::from(u8::from(!summary.broken.is_empty())))
 }
@@ -122,19 +122,19 @@ fn one(args: &Sim, seed: u64) -> anyhow::Result<ExitCode> {
                 "BROKEN at {}: {}\n  replay: {}",
                 report_time(broken.at.0),
                 broken.what,
-                replay(args, seed)
+                options(args).replay(seed)
             );
         }
         None => println!("every promise was kept"),
     }
+    let broken = outcome.violation.is_some();
     if let Some(page) = &args.report {
-        write_report(args, seed, page)?;
+        write_report(outcome, page)?;
     }
-    Ok(ExitCode::from(u8::from(outcome.violation.is_some())))
+    Ok(ExitCode::from(u8::from(broken)))
 }
 
-fn write_report(args: &Sim, seed: u64, page: &Path) -> anyhow::Result<()> {
-    let outcome = run(seed, Options { record: true, ..options(args) })?;
+fn write_report(outcome: Outcome, page: &Path) -> anyhow::Result<()> {
     let history = outcome.history.context("no history was kept")?;
     let mut judged = invariants::judge_by(&super::JUDGED, &history);
     judged.extend(outcome.violation.map(|broken| broken.judged()));
@@ -145,14 +145,6 @@ fn write_report(args: &Sim, seed: u64, page: &Path) -> anyhow::Result<()> {
 
 fn options(args: &Sim) -> Options {
     Options { regions: args.regions.map(usize::from), bug: args.bug, log: args.log, record: false }
-}
-
-/// The command that runs one seed of these once more.
-fn replay(args: &Sim, seed: u64) -> String {
-    let regions = args.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
-    let bug = args.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
-    let log = if args.log == Kind::Openraft { " --log openraft" } else { "" };
-    format!("quorate-chaos sim --seed {seed}{log}{regions}{bug}")
 }
 
 fn sum_up(summary: &Summary) -> String {

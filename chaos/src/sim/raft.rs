@@ -422,10 +422,7 @@ impl Rafts {
         let (ops, replies) = self.node(me).gathered();
         let stamp = self.stamp(me).filter(|_| self.node(me).leads());
         let Some(stamp) = (if planted(Bug::StampAtBatchOpen) { opened.or(stamp) } else { stamp }) else {
-            for reply in replies {
-                self.answer(me, reply, Err(ProposeError::NotSent { retry: true }));
-            }
-            return;
+            return self.refuse(me, replies);
         };
         let stamped = self.time.now();
         if self.chance.percent(self.habits.slow_hand_over) {
@@ -438,11 +435,13 @@ impl Rafts {
                 self.persist(me);
                 self.replicate(me);
             }
-            Err(replies) => {
-                for reply in replies {
-                    self.answer(me, reply, Err(ProposeError::NotSent { retry: true }));
-                }
-            }
+            Err(replies) => self.refuse(me, replies),
+        }
+    }
+
+    fn refuse(self: &Arc<Self>, me: usize, replies: Vec<Reply>) {
+        for reply in replies {
+            self.answer(me, reply, Err(ProposeError::NotSent { retry: true }));
         }
     }
 
