@@ -21,6 +21,9 @@ enum Command {
     /// A daemon, as `quorate serve` is: for runs that must be of what this program was built with
     #[command(hide = true)]
     Serve(quorate::cli::serve::Args),
+    /// What `quorate region` does: scenarios change the members through the program that their daemons run
+    #[command(hide = true)]
+    Region(quorate::cli::region::Args),
     /// A daemon with a deliberate bug, for `cluster --plant`
     #[command(hide = true)]
     Planted(cluster::Planted),
@@ -28,6 +31,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
+    // Once, for every client that the process makes; nobody has installed another by now.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     // A daemon sets up its own log.
     if !matches!(command, Command::Serve(_) | Command::Planted(_)) {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
@@ -38,6 +43,7 @@ fn main() -> ExitCode {
         Command::Bugs(args) => command::bugs(&args),
         Command::Cluster(args) => cluster::main(&args),
         Command::Serve(args) => cluster::serve(&args),
+        Command::Region(args) => quorate::cli::region::run(&args),
         Command::Planted(args) => cluster::planted(&args),
     };
     done.unwrap_or_else(|error| {
