@@ -5,6 +5,7 @@
 pub mod decode;
 pub mod env;
 pub mod fault;
+mod limits;
 pub mod policies;
 pub mod print;
 pub mod region;

@@ -388,7 +388,9 @@ fn hold<'a>(active: &'a Active, matched: &Matched) -> Vec<Held<'a>> {
             let (limit, own) = match (charge.limit, &policy.policy.limit) {
                 (ChargeLimit::Override { limit, .. }, _) => (Some(limit), true),
                 (ChargeLimit::Policy(_), Limit::TokenBucket(bucket)) => (Some(*bucket), false),
-                (ChargeLimit::Policy(_), Limit::Unlimited) => (None, false),
+                (ChargeLimit::Policy(_), Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_)) => {
+                    (None, false)
+                }
             };
             Some(Held { charge: *charge, policy, limit, own, tally: None })
         })

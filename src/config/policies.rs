@@ -2,12 +2,13 @@
 
 use super::decode::{self, Fields, Wrong};
 use super::fault::{Faults, Mark, one_of, shown};
+use super::limits;
 use super::yaml::{self, Node, Value};
 use super::{ConfigError, REGIONS_MAX};
-use crate::quota::amount::{Micros, TOKENS_MAX};
+use crate::quota::amount::Micros;
 use crate::quota::matching::{DOMAIN_BYTES_MAX, ENTRIES_MAX};
 use crate::quota::policy::{
-    KeyMatch, Limit, Mode, OnStoreFailure, Policy, RegionName, Reserve, Share, TokenBucket, ValueMatch,
+    KeyMatch, Limit, Mode, OnStoreFailure, Policy, RegionName, Reserve, Share, ValueMatch,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -37,9 +38,6 @@ pub const KEYS: &[&str] = &[
     "shadow",
 ];
 const MATCH: &[&str] = &["key", "value"];
-const LIMIT: &[&str] = &["rate", "burst", "quota", "per", "algorithm", "concurrent", "ttl"];
-/// Keys of `limit` that the file format has, and this version does not.
-const LATER: &[&str] = &["quota", "per", "algorithm", "concurrent", "ttl"];
 /// Keys that say how a limit is shared, which an unlimited policy has not.
 const OF_LIMITS: &[&str] =
     &["limit", "mode", "max_overshoot", "reserve", "weights", "wait", "on_store_failure", "shadow"];
@@ -133,9 +131,13 @@ impl Reader<'_> {
     /// A policy with a limit; its name, domain and keys are still to be filled in.
     fn limited(&mut self, fields: &Fields<'_>) -> Option<Policy> {
         let mend = "add `limit: { rate: 1000/s, burst: 2000 }`, or `unlimited: true`";
-        let limit = fields.need("limit", mend, self.faults).and_then(|node| self.limit(node));
+        let node = fields.need("limit", mend, self.faults);
+        let limit = node.and_then(|node| limits::read(node, self.faults));
         let mode = self.mode(fields);
-        let reserve = self.reserve(fields, mode);
+        if let (Some(node), Some(limit), Some(mode)) = (node, &limit, mode) {
+            limits::check_mode(node, limit, mode, self.faults)?;
+        }
+        let reserve = self.reserve(fields, limit.as_ref(), mode);
         let weights = self.weights(fields);
         let wait = self.wait(fields, mode);
         let on_store_failure = self.on_store_failure(fields, mode);
@@ -146,7 +148,7 @@ impl Reader<'_> {
             wait: wait?,
             on_store_failure: on_store_failure?,
             shadow: shadow?,
-            ..bare(Limit::TokenBucket(limit?), mode?)
+            ..bare(limit?, mode?)
         })
     }
 
@@ -181,45 +183,6 @@ impl Reader<'_> {
             });
         let value = fields.read_or("value", ValueMatch::Any, self.faults, value_match);
         Some(KeyMatch { key: key?, value: value? })
-    }
-
-    fn limit(&mut self, node: &Node) -> Option<TokenBucket> {
-        let fields = Fields::of(node, "limit", LIMIT, self.faults)?;
-        let mut later = false;
-        for key in LATER {
-            if let Some(mark) = fields.key_mark(key) {
-                later = true;
-                let what = format!("`limit.{key}` is not supported by this version");
-                let mend = match *key {
-                    "concurrent" | "ttl" => "the nearest that is: `limit: { rate: 10/s, burst: 10 }`",
-                    _ => "the nearest that is: `limit: { rate: 1000/h, burst: 1000 }`",
-                };
-                self.faults.push(mark, what, mend);
-            }
-        }
-        if later {
-            return None;
-        }
-        fields.need("rate", "add a rate, such as `rate: 1000/s`", self.faults)?;
-        let rate = fields.read("rate", self.faults, decode::rate);
-        let largest = TOKENS_MAX.unsigned_abs();
-        let burst = fields.read_or("burst", None, self.faults, |text| decode::whole(text, largest).map(Some));
-        let ((amount, per), burst) = (rate?, burst?);
-        let burst = burst.unwrap_or(amount);
-        match (amount, burst) {
-            (0, 1..) => {
-                let what = format!("a rate of 0 never refills the burst of {burst}");
-                self.faults.push(&node.mark, what, "give it a rate, or `burst: 0` to deny everything");
-                None
-            }
-            (1.., 0) => {
-                let what = "a burst of 0 denies everything, whatever the rate";
-                let mend = "give it a burst of at least 1, or `rate: 0/s` if that is meant";
-                self.faults.push(&node.mark, what, mend);
-                None
-            }
-            _ => Some(TokenBucket { amount, per, burst }),
-        }
     }
 
     fn mode(&mut self, fields: &Fields<'_>) -> Option<Mode> {
@@ -260,8 +223,8 @@ impl Reader<'_> {
         }
     }
 
-    /// `10%` of both, or `{ rate: 2%, burst: 5% }`.
-    fn reserve(&mut self, fields: &Fields<'_>, mode: Option<Mode>) -> Option<Reserve> {
+    /// `10%` of both, or `{ rate: 2%, burst: 5% }`; of a quota, which has no rate, `10%`.
+    fn reserve(&mut self, fields: &Fields<'_>, limit: Option<&Limit>, mode: Option<Mode>) -> Option<Reserve> {
         let Some(node) = fields.get("reserve") else { return Some(Reserve::default()) };
         if mode == Some(Mode::Split) {
             let mark = fields.key_mark("reserve").unwrap_or(&node.mark);
@@ -270,6 +233,12 @@ impl Reader<'_> {
             return None;
         }
         if let Value::Map(_) = node.value {
+            if matches!(limit, Some(Limit::Quota(_) | Limit::Concurrent(_))) {
+                let what =
+                    "`reserve` has a part for the rate and one for the burst, and the limit has neither";
+                self.faults.push(&node.mark, what, "write one share of it, such as `reserve: 10%`");
+                return None;
+            }
             let parts = Fields::of(node, "reserve", &["rate", "burst"], self.faults)?;
             let Reserve { rate, burst } = Reserve::default();
             let rate = parts.read_or("rate", rate, self.faults, decode::percent);

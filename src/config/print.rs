@@ -8,7 +8,8 @@ use super::decode::{written_percent, written_time};
 use super::policies::WAIT_DEFAULT;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{
-    KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, TokenBucket, Unit, ValueMatch,
+    Algorithm, Concurrent, KeyMatch, Limit, Mode, OnStoreFailure, Policy, Quota, Reserve, TokenBucket, Unit,
+    ValueMatch,
 };
 use std::fmt::{self, Display, Formatter, Write};
 
@@ -47,9 +48,9 @@ fn fields(policy: &Policy) -> Vec<(&'static str, String)> {
         ("domain", Quoted(&policy.domain).to_string()),
         ("match", format!("[{}]", matches.join(", "))),
     ];
-    match policy.limit {
-        Limit::Unlimited => fields.push(("unlimited", "true".to_owned())),
-        Limit::TokenBucket(bucket) => limited(policy, bucket, &mut fields),
+    match limit(&policy.limit) {
+        None => fields.push(("unlimited", "true".to_owned())),
+        Some(limit) => limited(policy, limit, &mut fields),
     }
     fields
 }
@@ -67,8 +68,25 @@ fn key_match(KeyMatch { key, value }: &KeyMatch) -> String {
     format!("{{ key: {key}, value: {} }}", Quoted(&written))
 }
 
-fn limited(policy: &Policy, bucket: TokenBucket, fields: &mut Vec<(&'static str, String)>) {
-    fields.push(("limit", format!("{{ rate: {}, burst: {} }}", rate(bucket), bucket.burst)));
+/// A limit as the value of `limit`; `None`: there is none.
+pub(super) fn limit(limit: &Limit) -> Option<String> {
+    Some(match *limit {
+        Limit::Unlimited => return None,
+        Limit::TokenBucket(bucket) => format!("{{ rate: {}, burst: {} }}", rate(bucket), bucket.burst),
+        Limit::Quota(Quota { quota, per, algorithm: Algorithm::FixedWindow }) => {
+            format!("{{ quota: {quota}, per: {per} }}")
+        }
+        Limit::Quota(Quota { quota, per, algorithm }) => {
+            format!("{{ quota: {quota}, per: {per}, algorithm: {} }}", algorithm.name())
+        }
+        Limit::Concurrent(Concurrent { permits, ttl }) => {
+            format!("{{ concurrent: {permits}, ttl: {} }}", written_time(ttl.to_duration()))
+        }
+    })
+}
+
+fn limited(policy: &Policy, limit: String, fields: &mut Vec<(&'static str, String)>) {
+    fields.push(("limit", limit));
     fields.push(("mode", policy.mode.name().to_owned()));
     if let Mode::Approximate { max_overshoot } = policy.mode {
         fields.push(("max_overshoot", written_percent(max_overshoot)));
@@ -76,7 +94,12 @@ fn limited(policy: &Policy, bucket: TokenBucket, fields: &mut Vec<(&'static str,
     if policy.mode != Mode::Split && policy.reserve != Reserve::default() {
         let Reserve { rate, burst } = policy.reserve;
         let (rate, burst) = (written_percent(rate), written_percent(burst));
-        fields.push(("reserve", format!("{{ rate: {rate}, burst: {burst} }}")));
+        fields.push(match policy.limit {
+            Limit::Quota(_) | Limit::Concurrent(_) => ("reserve", burst),
+            Limit::TokenBucket(_) | Limit::Unlimited => {
+                ("reserve", format!("{{ rate: {rate}, burst: {burst} }}"))
+            }
+        });
     }
     if !policy.weights.is_empty() {
         let weights: Vec<String> =

@@ -319,7 +319,7 @@ impl Inner {
             cost: Tokens::ZERO,
             enforce: true,
         };
-        let limited = matches!(known.policy.limit, Limit::TokenBucket(_));
+        let limited = known.policy.limit != Limit::Unlimited;
         let level = if limited { self.store.take(Take { charges: vec![ask] }).await.ok() } else { None };
         let level = level.and_then(|t| t.charges.first().map(|c| c.level.0));
         let age = (clock::now() - self.raft.applied_at().at).or_zero();

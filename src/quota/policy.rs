@@ -3,6 +3,13 @@
 //! Values of these types are valid by construction: `config::policies` makes them out of YAML and refuses
 //! everything else. They travel through the Raft log, so fields and variants are only ever appended.
 
+mod limit;
+
+pub use limit::{
+    Algorithm, Concurrent, LENGTH_MAX_S, LOG_QUOTA_MAX, Limit, PERMITS_MAX, Quota, TTL_DEFAULT, TTL_MAX,
+    TTL_MIN, TokenBucket, Unit, Window,
+};
+
 use super::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use super::bucket::Shape;
 use serde::{Deserialize, Serialize};
@@ -74,101 +81,6 @@ impl std::fmt::Display for KeyMatch {
             ValueMatch::Exact(value) => write!(f, "{}={value}", self.key),
             ValueMatch::Prefix(prefix) => write!(f, "{}={prefix}*", self.key),
             ValueMatch::Any => write!(f, "{}=*", self.key),
-        }
-    }
-}
-
-impl std::fmt::Display for Limit {
-    /// As people write it: `10/s, burst 100`.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TokenBucket(TokenBucket { amount, per, burst }) => {
-                write!(f, "{amount}/{}, burst {burst}", per.suffix())
-            }
-            Self::Unlimited => f.write_str("unlimited"),
-        }
-    }
-}
-
-/// What a policy allows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Limit {
-    /// `rate` and `burst`.
-    TokenBucket(TokenBucket),
-    /// Matches and never denies.
-    Unlimited,
-}
-
-/// A token bucket limit as its author wrote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TokenBucket {
-    /// Tokens a [`Self::per`].
-    pub amount: u64,
-    /// The unit of time of the rate.
-    pub per: Unit,
-    /// What the bucket holds, in whole tokens.
-    pub burst: u64,
-}
-
-impl TokenBucket {
-    /// The refill rate, rounded down to micro-tokens a second.
-    #[must_use]
-    pub fn rate(&self) -> Rate {
-        Rate(Tokens::whole(i64::try_from(self.amount).unwrap_or(i64::MAX)).mul_div(1, self.per.seconds()).0)
-    }
-
-    /// The capacity.
-    #[must_use]
-    pub fn burst(&self) -> Tokens {
-        Tokens::whole(i64::try_from(self.burst).unwrap_or(i64::MAX))
-    }
-}
-
-/// A unit of time in a rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Unit {
-    /// `s`
-    Second,
-    /// `m`
-    Minute,
-    /// `h`
-    Hour,
-    /// `d`: 86,400 s
-    Day,
-    /// Envoy's overrides only: 604,800 s
-    Week,
-    /// Envoy's overrides only: 2,592,000 s
-    Month,
-    /// Envoy's overrides only: 31,536,000 s
-    Year,
-}
-
-impl Unit {
-    /// How it is written in a rate.
-    #[must_use]
-    pub const fn suffix(self) -> &'static str {
-        match self {
-            Self::Second => "s",
-            Self::Minute => "m",
-            Self::Hour => "h",
-            Self::Day => "d",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
-    }
-
-    /// Its length in seconds.
-    #[must_use]
-    pub const fn seconds(self) -> i64 {
-        match self {
-            Self::Second => 1,
-            Self::Minute => 60,
-            Self::Hour => 3_600,
-            Self::Day => 86_400,
-            Self::Week => 604_800,
-            Self::Month => 2_592_000,
-            Self::Year => 31_536_000,
         }
     }
 }
@@ -316,32 +228,66 @@ impl Policy {
     /// Cuts the limit up for these regions; `None` if it is unlimited.
     #[must_use]
     pub fn cut(&self, regions: &[RegionName]) -> Option<Cut> {
-        let Limit::TokenBucket(bucket) = self.limit else { return None };
-        let (rate, burst) = (bucket.rate(), bucket.burst());
+        let (rate, burst) = match &self.limit {
+            Limit::TokenBucket(bucket) => (bucket.rate(), bucket.burst()),
+            Limit::Quota(quota) => (Rate::ZERO, quota.tokens()),
+            Limit::Concurrent(concurrent) => (Rate::ZERO, concurrent.tokens()),
+            Limit::Unlimited => return None,
+        };
         let (reserve, overshoot) = match self.mode {
             Mode::Strict => (self.reserve, Tokens::ZERO),
             Mode::Approximate { max_overshoot } => (self.reserve, max_overshoot.of_tokens(burst)),
             Mode::Split => (Reserve { rate: Share::ALL, burst: Share::ALL }, Tokens::ZERO),
         };
-        let total: i64 = regions.iter().map(|r| i64::from(self.weight(r))).fold(0, i64::saturating_add);
-        let parts = regions
-            .iter()
-            .map(|region| {
-                let weight = i64::from(self.weight(region));
-                let part = Part {
-                    rate: reserve.rate.of_rate(rate).mul_div(weight, total),
-                    burst: reserve.burst.of_tokens(burst).mul_div(weight, total),
-                    overdraft: overshoot.mul_div(weight, total),
-                };
-                // A reserve that cannot hold one request is of no use to anyone; in the pool it is.
-                let useless = self.mode != Mode::Split && part.cap() < Tokens::whole(1);
-                if useless { Part { overdraft: part.overdraft, ..Part::default() } } else { part }
-            })
-            .collect();
+        let weights: Vec<u32> = regions.iter().map(|region| self.weight(region)).collect();
+        let shares = |whole: Tokens| match self.limit {
+            Limit::TokenBucket(_) | Limit::Unlimited => shares_of(whole.0, &weights).map(Tokens).collect(),
+            Limit::Quota(_) | Limit::Concurrent(_) => whole_shares(whole, &weights),
+        };
+        let rates = shares_of(reserve.rate.of_rate(rate).0, &weights).map(Rate);
+        let bursts = shares(reserve.burst.of_tokens(burst));
+        let overdrafts = shares(overshoot);
+        let parts = rates.zip(bursts).zip(overdrafts).map(|((rate, burst), overdraft)| {
+            let part = Part { rate, burst, overdraft };
+            // A reserve that cannot hold one request is of no use to anyone; in the pool it is.
+            let useless = self.mode != Mode::Split && part.cap() < Tokens::whole(1);
+            if useless { Part { overdraft: part.overdraft, ..Part::default() } } else { part }
+        });
+        let parts = parts.collect();
         let fill = rate.time_for(burst).unwrap_or(LEASE_MAX);
         let lease = fill.clamp(LEASE_MIN, LEASE_MAX);
         Some(Cut { rate, burst, parts, lease, pooled: self.mode != Mode::Split })
     }
+}
+
+/// Shares of a whole by weight, rounded down.
+fn shares_of(whole: i64, weights: &[u32]) -> impl Iterator<Item = i64> {
+    let total = total(weights);
+    weights.iter().map(move |weight| Tokens(whole).mul_div(i64::from(*weight), total).0)
+}
+
+/// The same in whole tokens that add up to the whole (rounded down to whole tokens): what is left over goes to those that
+/// rounding cost most, the first ones first.
+fn whole_shares(whole: Tokens, weights: &[u32]) -> Vec<Tokens> {
+    let tokens = whole.floor();
+    let mut shares: Vec<i64> = shares_of(tokens, weights).collect();
+    let lost = |at: usize| {
+        let due = i128::from(tokens).saturating_mul(weights.get(at).copied().unwrap_or(0).into());
+        due.rem_euclid(i128::from(total(weights).max(1)))
+    };
+    let mut by_loss: Vec<usize> = (0..weights.len()).filter(|at| lost(*at) > 0).collect();
+    by_loss.sort_by_key(|at| std::cmp::Reverse(lost(*at)));
+    let left = tokens.saturating_sub(shares.iter().copied().fold(0, i64::saturating_add));
+    for at in by_loss.into_iter().take(usize::try_from(left).unwrap_or(0)) {
+        if let Some(share) = shares.get_mut(at) {
+            *share = share.saturating_add(1);
+        }
+    }
+    shares.into_iter().map(Tokens::whole).collect()
+}
+
+fn total(weights: &[u32]) -> i64 {
+    weights.iter().map(|weight| i64::from(*weight)).fold(0, i64::saturating_add)
 }
 
 /// Names one bucket: a policy and the values that a request had for its keys. Made in `matching`, as a hash of
@@ -393,5 +339,28 @@ mod tests {
         let mut tiny = policy(Mode::Strict);
         tiny.limit = Limit::TokenBucket(TokenBucket { amount: 1, per: Unit::Second, burst: 1 });
         assert_eq!(tiny.cut(&regions).unwrap().parts, vec![Part::default(); 3]);
+    }
+
+    #[test]
+    fn quotas_and_permits_are_cut_into_whole_tokens_that_add_up() {
+        let regions: Vec<RegionName> = ["a", "b", "c"].map(Into::into).to_vec();
+        let bursts = |p: &Policy| -> Vec<i64> {
+            p.cut(&regions).unwrap().parts.iter().map(|part| part.burst.0 / 1_000_000).collect()
+        };
+        let month = Window::Calendar(Unit::Month);
+        let mut p = policy(Mode::Split);
+        p.limit = Limit::Quota(Quota { quota: 1000, per: month, algorithm: Algorithm::FixedWindow });
+        assert_eq!(bursts(&p), [334, 333, 333]);
+        assert_eq!(p.cut(&regions).unwrap().rate, Rate::ZERO);
+        p.weights = [("a".into(), 1), ("b".into(), 3), ("c".into(), 0)].into();
+        p.limit = Limit::Concurrent(Concurrent { permits: 3, ttl: TTL_DEFAULT });
+        assert_eq!(bursts(&p), [1, 2, 0]);
+        for permits in 0..50 {
+            p.limit = Limit::Concurrent(Concurrent { permits, ttl: TTL_DEFAULT });
+            assert_eq!(bursts(&p).iter().sum::<i64>(), permits as i64);
+        }
+        p.mode = Mode::Strict;
+        p.limit = Limit::Quota(Quota { quota: 205, per: month, algorithm: Algorithm::FixedWindow });
+        assert_eq!(bursts(&p), [5, 15, 0], "10% are reserved");
     }
 }

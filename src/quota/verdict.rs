@@ -138,7 +138,7 @@ impl<'a> From<&'a Policy> for Terms<'a> {
     fn from(policy: &'a Policy) -> Self {
         let limit = match policy.limit {
             Limit::TokenBucket(bucket) => Some(bucket),
-            Limit::Unlimited => None,
+            Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_) => None,
         };
         Self { policy: &policy.name, mode: policy.mode, limit, shadow: policy.shadow }
     }

@@ -103,7 +103,7 @@ impl World {
         });
         let rate = match policy {
             Some(Limit::TokenBucket(bucket)) => bucket.rate(),
-            Some(Limit::Unlimited) | None => Rate::per_second(1),
+            Some(Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_)) | None => Rate::per_second(1),
         };
         (rate, request_of(rate))
     }

@@ -20,7 +20,7 @@ use super::members::Members;
 use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
 use crate::quota::bucket::Unseen;
-use crate::quota::policy::{Cut, Limit, Mode, Part, Policy, Share};
+use crate::quota::policy::{Cut, LENGTH_MAX_S, Limit, Mode, Part, Policy, Share, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -485,6 +485,14 @@ fn sound(policies: &[Policy]) -> bool {
         Limit::TokenBucket(b) => {
             b.rate() <= Rate::per_second(TOKENS_MAX) && b.burst() <= Tokens::whole(TOKENS_MAX)
         }
+        Limit::Quota(quota) => {
+            let length = match quota.per {
+                Window::Calendar(_) => true,
+                Window::Length { seconds } => (1..=LENGTH_MAX_S).contains(&seconds),
+            };
+            length && quota.tokens() <= Tokens::whole(TOKENS_MAX)
+        }
+        Limit::Concurrent(concurrent) => concurrent.tokens() <= Tokens::whole(TOKENS_MAX),
         Limit::Unlimited => true,
     };
     let overshoot = |p: &Policy| match p.mode {
