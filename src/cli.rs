@@ -3,6 +3,7 @@
 pub mod check;
 pub mod client;
 pub mod dev;
+pub mod import;
 pub mod policies;
 pub mod region;
 pub mod serve;
@@ -40,6 +41,8 @@ pub enum Command {
     Policies(policies::Args),
     /// Show or change which regions are in the cluster, and which of them vote
     Region(region::Args),
+    /// Write a policy file from another rate limiter's configuration
+    Import(import::Args),
     /// Show a region's view of the cluster
     Status(status::Args),
 }

@@ -4,6 +4,7 @@
 
 pub mod decode;
 pub mod env;
+pub mod envoy_ratelimit;
 pub mod fault;
 mod limits;
 pub mod policies;

@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => return cli::validate::run(&args),
         Command::Policies(args) => cli::policies::run(&args),
         Command::Region(args) => cli::region::run(&args),
+        Command::Import(args) => cli::import::run(&args),
         Command::Status(args) => cli::status::run(&args),
     };
     match done {

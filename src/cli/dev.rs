@@ -309,7 +309,7 @@ fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir
 fn example(key: &KeyMatch) -> String {
     match &key.value {
         ValueMatch::Exact(value) => format!("{}={value}", key.key),
-        ValueMatch::Prefix(prefix) => format!("{}={prefix}42", key.key),
+        ValueMatch::Prefix(prefix) | ValueMatch::Shared(prefix) => format!("{}={prefix}42", key.key),
         ValueMatch::Any => format!("{}=42", key.key),
     }
 }

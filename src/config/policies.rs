@@ -37,14 +37,14 @@ pub const KEYS: &[&str] = &[
     "on_store_failure",
     "shadow",
 ];
-const MATCH: &[&str] = &["key", "value"];
+const MATCH: &[&str] = &["key", "value", "shared"];
 /// Keys that say how a limit is shared, which an unlimited policy has not.
 const OF_LIMITS: &[&str] =
     &["limit", "mode", "max_overshoot", "reserve", "weights", "wait", "on_store_failure", "shadow"];
 
 const NAME_BYTES_MAX: usize = 128;
-const KEY_BYTES_MAX: usize = 255;
-const VALUE_BYTES_MAX: usize = 4096;
+pub(super) const KEY_BYTES_MAX: usize = 255;
+pub(super) const VALUE_BYTES_MAX: usize = 4096;
 const WEIGHT_MAX: u64 = 1_000_000;
 
 /// Reads a policy file. With the `regions` of a cluster, weights may name no others.
@@ -164,14 +164,6 @@ impl Reader<'_> {
             return None;
         }
         let matches: Vec<Option<KeyMatch>> = items.iter().map(|item| self.key_match(item)).collect();
-        for (at, item) in matches.iter().enumerate() {
-            let Some(key) = item.as_ref().map(|m| &m.key) else { continue };
-            if matches.iter().take(at).flatten().any(|earlier| earlier.key == *key) {
-                let what = format!("`match` names the key {} twice", shown(key));
-                let mark = items.get(at).map_or(&list.mark, |item| &item.mark);
-                self.faults.push(mark, what, "name each key once");
-            }
-        }
         matches.into_iter().collect()
     }
 
@@ -182,7 +174,19 @@ impl Reader<'_> {
                 fields.read("key", self.faults, |t| decode::plain(t, KEY_BYTES_MAX).map(Arc::from))
             });
         let value = fields.read_or("value", ValueMatch::Any, self.faults, value_match);
-        Some(KeyMatch { key: key?, value: value? })
+        let shared = fields.read_or("shared", false, self.faults, decode::boolean);
+        let value = match (value?, shared?) {
+            (value, false) => value,
+            (ValueMatch::Any, true) => ValueMatch::Shared("".into()),
+            (ValueMatch::Prefix(start), true) => ValueMatch::Shared(start),
+            (value @ (ValueMatch::Exact(_) | ValueMatch::Shared(_)), true) => {
+                let mark = fields.key_mark("shared").unwrap_or(&node.mark);
+                let what = "`shared: true` beside one value, which shares its bucket with no other";
+                self.faults.push(mark, what, "remove it, or give `value` a `*` at its end");
+                value
+            }
+        };
+        Some(KeyMatch { key: key?, value })
     }
 
     fn mode(&mut self, fields: &Fields<'_>) -> Option<Mode> {
@@ -335,7 +339,7 @@ impl Reader<'_> {
     /// Names are unique, and what matches in a domain too.
     fn distinct(&mut self, items: &[Node], policies: &[Option<Policy>]) {
         let mut names: HashMap<&str, &Mark> = HashMap::new();
-        let mut matches: HashMap<(&str, &[KeyMatch]), (&str, &Mark)> = HashMap::new();
+        let mut matches: HashMap<(&str, Vec<(&str, Alike<'_>)>), (&str, &Mark)> = HashMap::new();
         for (node, policy) in items.iter().zip(policies) {
             let Some(policy) = policy else { continue };
             let mark = &node.mark;
@@ -345,7 +349,8 @@ impl Reader<'_> {
             } else {
                 names.insert(&policy.name, mark);
             }
-            let key = (&*policy.domain, policy.matches.as_slice());
+            let alike = policy.matches.iter().map(|m| (&*m.key, alike(&m.value)));
+            let key = (&*policy.domain, alike.collect());
             if let Some((name, first)) = matches.get(&key) {
                 let what = format!("{} matches the same as {} on {first}", shown(&policy.name), shown(name));
                 self.faults.push(mark, what, "change the `match` of one of them, or remove it");
@@ -377,6 +382,17 @@ fn policy_name(text: &str) -> Result<Arc<str>, Wrong> {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./:".contains(&b));
     let mend = format!("use 1 to {NAME_BYTES_MAX} letters, digits and `-_./:`");
     if fits { Ok(text.into()) } else { Err(Wrong::new(format!("is not a name: {}", shown(text)), mend)) }
+}
+
+/// What tells two matches apart: the exact value, or what values begin with.
+type Alike<'v> = Result<&'v str, &'v str>;
+
+fn alike(value: &ValueMatch) -> Alike<'_> {
+    match value {
+        ValueMatch::Exact(text) => Ok(text),
+        ValueMatch::Prefix(start) | ValueMatch::Shared(start) => Err(start),
+        ValueMatch::Any => Err(""),
+    }
 }
 
 /// `x` exactly, `x*` as a prefix, `*` any; `x\*` for a value that ends with a star. Other stars are themselves.

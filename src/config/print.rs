@@ -55,10 +55,14 @@ fn fields(policy: &Policy) -> Vec<(&'static str, String)> {
     fields
 }
 
-fn key_match(KeyMatch { key, value }: &KeyMatch) -> String {
+pub(super) fn key_match(KeyMatch { key, value }: &KeyMatch) -> String {
     let key = Quoted(key);
     let written = match value {
         ValueMatch::Any => return format!("{{ key: {key} }}"),
+        ValueMatch::Shared(text) if text.is_empty() => return format!("{{ key: {key}, shared: true }}"),
+        ValueMatch::Shared(text) => {
+            return format!("{{ key: {key}, value: {}, shared: true }}", Quoted(&format!("{text}*")));
+        }
         ValueMatch::Prefix(text) => format!("{text}*"),
         ValueMatch::Exact(text) => match text.strip_suffix('*') {
             Some(start) => format!("{start}\\*"),
@@ -133,7 +137,7 @@ fn rate(bucket: TokenBucket) -> String {
 }
 
 /// A scalar: bare where that is sure to be read back as text, else in double quotes.
-struct Quoted<'t>(&'t str);
+pub(super) struct Quoted<'t>(pub(super) &'t str);
 
 impl Display for Quoted<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use super::Inner;
 use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
-use crate::quota::matching::{Request, Subject, bucket_id};
+use crate::quota::matching::bucket_of;
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
@@ -288,30 +288,14 @@ impl Inner {
         let active = self.core.active.load_full();
         let known = active.policies().find(|p| &*p.policy.name == policy);
         let known = known.ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))?;
-        let keys: Vec<(&str, &str)> = values.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        let domain = &known.policy.domain;
-        let request = Request { domain, subject: Subject::Attributes(&keys), cost: Tokens::ZERO };
-        let matched =
-            active.matcher.charges(&request).map_err(|fault| BucketError::NoMatch(fault.to_string()))?;
-        let charge = matched.charges.iter().find(|c| c.policy() == Some(known.id)).ok_or_else(|| {
+        let values: Vec<(&str, &str)> = values.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        let bucket = bucket_of(&known.policy, &values).ok_or_else(|| {
             let keys: Vec<String> = known.policy.matches.iter().map(ToString::to_string).collect();
             BucketError::NoMatch(format!(
                 "`{policy}` does not match these values; it wants {}",
                 keys.join(", ")
             ))
         })?;
-        let bucket = charge.bucket;
-        debug_assert_eq!(
-            bucket,
-            bucket_id(
-                policy,
-                known
-                    .policy
-                    .matches
-                    .iter()
-                    .filter_map(|m| { keys.iter().copied().find(|(k, _)| *k == &*m.key) })
-            )
-        );
         let ask = TakeCharge {
             bucket,
             shape: known.shape,

@@ -6,7 +6,8 @@
 //! - A **descriptor** is an ordered list of entries. It is matched by the policies whose `match` has the same keys in
 //!   the same order; of those the most exact one counts, position by position: an exact value, then the longest
 //!   prefix, then any value.
-//! - **Attributes** are a flat map. They are matched by every policy whose keys are all present with values that fit.
+//! - **Attributes** are a flat map. They are matched by every policy whose keys are all present with values that fit. (A policy
+//!   whose `match` names a key twice is for descriptors alone.)
 
 use super::amount::Tokens;
 use super::policy::{BucketId, KeyMatch, Policy, TokenBucket, ValueMatch};
@@ -183,6 +184,36 @@ pub fn bucket_id<'a>(policy: &str, entries: impl IntoIterator<Item = (&'a str, &
     hash.finish()
 }
 
+/// The bucket of a policy for these values, in any order; `None`: it does not match them. Of a key that the policy names twice the
+/// first value is for the first of them.
+#[must_use]
+pub fn bucket_of(policy: &Policy, values: &[(&str, &str)]) -> Option<BucketId> {
+    let mut left = values.to_vec();
+    let entries: Option<Vec<(&str, &str)>> = policy
+        .matches
+        .iter()
+        .map(|m| {
+            let at = left.iter().position(|(key, _)| *key == &*m.key)?;
+            let entry = left.remove(at);
+            value_fits(&m.value, entry.1).then_some(entry)
+        })
+        .collect();
+    Some(policy_bucket_id(&policy.name, &policy.matches, entries?.into_iter()))
+}
+
+/// Values that share a bucket are named by what they have in common. (All buckets of a policy do so at the same keys.)
+fn policy_bucket_id<'a>(
+    policy: &str,
+    matches: &'a [KeyMatch],
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
+) -> BucketId {
+    let named = matches.iter().zip(entries).map(|(m, (key, value))| match &m.value {
+        ValueMatch::Shared(prefix) => (key, &**prefix),
+        ValueMatch::Exact(_) | ValueMatch::Prefix(_) | ValueMatch::Any => (key, value),
+    });
+    bucket_id(policy, named)
+}
+
 /// Names the bucket of a limit that came with a descriptor: it is not the bucket of any policy, nor of any other
 /// domain, descriptor or limit.
 #[must_use]
@@ -269,7 +300,8 @@ impl Domain {
             level = level.next.entry(Arc::clone(key)).or_default().slot(value);
         }
         level.rule.get_or_insert(rule);
-        if let Some(KeyMatch { key, value }) = policy.matches.iter().min_by_key(|m| exactness(&m.value)) {
+        let anchor = policy.matches.iter().min_by_key(|m| exactness(&m.value));
+        if let Some(KeyMatch { key, value }) = anchor.filter(|_| !names_a_key_twice(&policy.matches)) {
             self.anchors.entry(Arc::clone(key)).or_default().slot(value).push(rule);
         }
         self.rules.push(Rule { id, name: Arc::clone(&policy.name), matches: policy.matches.clone() });
@@ -285,7 +317,8 @@ impl Domain {
                 override_bucket_id(request.domain, entries, &limit),
             ),
             (None, Some(rule)) => {
-                (ChargeLimit::Policy(rule.id), bucket_id(&rule.name, entries.iter().copied()))
+                let bucket = policy_bucket_id(&rule.name, &rule.matches, entries.iter().copied());
+                (ChargeLimit::Policy(rule.id), bucket)
             }
             (None, None) => return None,
         };
@@ -310,7 +343,7 @@ impl Domain {
         let mut charges = Vec::with_capacity(fits.len);
         for rule in fits.sorted().iter().filter_map(|&rule| self.rules.get(rule)) {
             let entries = rule.matches.iter().filter_map(|m| Some((&*m.key, value_of(attributes, &m.key)?)));
-            let bucket = bucket_id(&rule.name, entries);
+            let bucket = policy_bucket_id(&rule.name, &rule.matches, entries);
             charges.push(Charge { limit: ChargeLimit::Policy(rule.id), bucket, cost, descriptor: 0 });
         }
         Ok(charges)
@@ -342,11 +375,12 @@ impl<T: Default> Values<T> {
     fn slot(&mut self, value: &ValueMatch) -> &mut T {
         match value {
             ValueMatch::Exact(text) => self.exact.entry(Arc::clone(text)).or_default(),
-            ValueMatch::Prefix(text) => {
+            ValueMatch::Any => self.any.get_or_insert_default(),
+            ValueMatch::Shared(text) if text.is_empty() => self.any.get_or_insert_default(),
+            ValueMatch::Prefix(text) | ValueMatch::Shared(text) => {
                 let same_length = self.prefixes.entry(Reverse(text.len())).or_default();
                 same_length.entry(Arc::clone(text)).or_default()
             }
-            ValueMatch::Any => self.any.get_or_insert_default(),
         }
     }
 }
@@ -390,7 +424,7 @@ impl Fits {
 const fn exactness(value: &ValueMatch) -> u8 {
     match value {
         ValueMatch::Exact(_) => 0,
-        ValueMatch::Prefix(_) => 1,
+        ValueMatch::Prefix(_) | ValueMatch::Shared(_) => 1,
         ValueMatch::Any => 2,
     }
 }
@@ -398,9 +432,13 @@ const fn exactness(value: &ValueMatch) -> u8 {
 fn value_fits(rule: &ValueMatch, value: &str) -> bool {
     match rule {
         ValueMatch::Exact(text) => **text == *value,
-        ValueMatch::Prefix(text) => value.starts_with(&**text),
+        ValueMatch::Prefix(text) | ValueMatch::Shared(text) => value.starts_with(&**text),
         ValueMatch::Any => true,
     }
+}
+
+fn names_a_key_twice(matches: &[KeyMatch]) -> bool {
+    matches.iter().enumerate().any(|(at, m)| matches.iter().take(at).any(|earlier| earlier.key == m.key))
 }
 
 fn value_of<'a>(attributes: &[(&str, &'a str)], key: &str) -> Option<&'a str> {

@@ -63,7 +63,7 @@ pub struct KeyMatch {
     pub value: ValueMatch,
 }
 
-/// Which values of a key match; in the order of precedence.
+/// Which values of a key match.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ValueMatch {
     /// `value: x`
@@ -72,6 +72,8 @@ pub enum ValueMatch {
     Prefix(Arc<str>),
     /// No `value`: a bucket for each value.
     Any,
+    /// `value: x*` (or none) and `shared: true`: one bucket for all values that begin with it. As exact as the same without `shared`.
+    Shared(Arc<str>),
 }
 
 impl std::fmt::Display for KeyMatch {
@@ -81,6 +83,7 @@ impl std::fmt::Display for KeyMatch {
             ValueMatch::Exact(value) => write!(f, "{}={value}", self.key),
             ValueMatch::Prefix(prefix) => write!(f, "{}={prefix}*", self.key),
             ValueMatch::Any => write!(f, "{}=*", self.key),
+            ValueMatch::Shared(prefix) => write!(f, "{}={prefix}* (shared)", self.key),
         }
     }
 }
