@@ -199,10 +199,16 @@ pub struct PeerTls {
 }
 
 /// How `/v1/forward-auth` makes attributes out of a request.
+///
+/// A proxy that asks is believed about what it was asked for (method, host, URI), as far as it contradicts nobody. About who asked
+/// it, it is believed only if it is one of [`Self::trusted_proxies`]: many pass on an `X-Forwarded-For` that a caller has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardAuth {
     /// The domain that is asked.
     pub domain: Arc<str>,
+    /// How many proxies there are one behind the other, the one that asks included, each of which adds to `X-Forwarded-For` the
+    /// address that it was asked from. 0: the field is not looked at.
+    pub trusted_proxies: usize,
     /// Attribute keys and where their values come from, sorted by key.
     pub attributes: Vec<(Arc<str>, AttributeSource)>,
 }
@@ -212,10 +218,18 @@ pub struct ForwardAuth {
 pub enum AttributeSource {
     /// `header:NAME`: a request header.
     Header(http::HeaderName),
-    /// `client-ip`: the caller's address.
+    /// `client-ip`: the caller's address; with no trusted proxy that of the proxy that asks.
     ClientIp,
-    /// `path`: the path of the request that is being authorised, without its query.
+    /// `method`: the method of the request that the proxy asks about.
+    Method,
+    /// `host`: its host, in small letters and without the port.
+    Host,
+    /// `path`: its path, as it was sent, without the query.
     Path,
+    /// `query:NAME`: a parameter of its query, decoded; of several the first.
+    Query(Arc<str>),
+    /// `cookie:NAME`: a cookie; of several the first.
+    Cookie(Arc<str>),
 }
 
 /// Logs and traces.

@@ -124,7 +124,8 @@ impl Node {
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
-        let mut options = server::Options { able: Some(is_able), ..server::Options::default() };
+        let forward_auth = inner.config.forward_auth.clone();
+        let mut options = server::Options { forward_auth, able: Some(is_able), ..server::Options::default() };
         options.connections_max = options.connections_max.min(files::connections_max(2));
         let server = server::start(listeners, options, metrics, is_ready, build).await?;
         Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })

@@ -13,6 +13,7 @@ pub mod state;
 
 pub use crate::limiter::Decide;
 
+use crate::config::ForwardAuth;
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
 use listen::{Acceptor, ConnectionLimits, Worker};
@@ -45,6 +46,8 @@ pub struct Options {
     pub connection: ConnectionLimits,
     /// How long a request may take, its body included.
     pub request_timeout: Duration,
+    /// What `/v1/forward-auth` asks about; `None`: it is not served.
+    pub forward_auth: Option<ForwardAuth>,
     /// Callers' first connections wait in the backlog until this says that the region can decide, for at most
     /// [`ABLE_WITHIN`]: a restart is a short delay to them, not a burst of refusals. `None`: it can.
     pub able: Option<watch::Receiver<bool>>,
@@ -59,6 +62,7 @@ impl Default for Options {
             connections_max: 16_384,
             connection: ConnectionLimits::default(),
             request_timeout: Duration::from_secs(10),
+            forward_auth: None,
             able: None,
             drain_timeout: Duration::from_secs(10),
         }
@@ -126,11 +130,13 @@ pub async fn start<D: Decide>(
         let drain = (stopping.clone(), options.drain_timeout);
         let worker = Worker::start(index, drain, move || {
             let decide = build(index);
-            let http = http::Http::new(decide.clone(), options.request_timeout, Arc::clone(&metrics));
-            let grpc = grpc::Grpc::new(decide, routes, options.request_timeout, Arc::clone(&metrics));
+            let (forward_auth, timeout) = (options.forward_auth.clone(), options.request_timeout);
+            let http = http::Http::new(decide.clone(), forward_auth, timeout, Arc::clone(&metrics));
+            let grpc = grpc::Grpc::new(decide, routes, timeout, Arc::clone(&metrics));
             let limits = options.connection.clone();
             move |accepted, stopping| {
-                serve(accepted, http.clone(), grpc.clone(), limits.clone(), Arc::clone(&metrics), stopping)
+                let http = http.of(accepted.peer.ip());
+                serve(accepted, http, grpc.clone(), limits.clone(), Arc::clone(&metrics), stopping)
             }
         });
         workers.push(worker.map_err(|source| ServerError::Worker { worker: index, source })?);

@@ -41,7 +41,7 @@ const STORE: &[&str] = &["redis", "embedded"];
 const REDIS: &[&str] = &["url", "url_file", "timeout"];
 const CLUSTER: &[&str] = &["name", "regions", "rtt_max"];
 const PEER_TLS: &[&str] = &["cert", "key", "ca"];
-const FORWARD_AUTH: &[&str] = &["domain", "attributes"];
+const FORWARD_AUTH: &[&str] = &["domain", "trusted_proxies", "attributes"];
 const TELEMETRY: &[&str] = &["otlp", "log"];
 
 const DATA_DIR: &str = "/var/lib/quorate";
@@ -52,6 +52,7 @@ const KEY_BYTES_MAX: usize = 255;
 const REDACT_MAX: usize = 1_000;
 const SECRET_FILE_BYTES_MAX: u64 = 64 * 1024;
 const TOKEN_CHARS_MIN: usize = 16;
+const PROXIES_MAX: u64 = 16;
 
 /// Reads a region file's text, with the environment's overrides. Reads the secret files that it names.
 ///
@@ -300,6 +301,7 @@ impl Reader<'_> {
         let domain = fields.need("domain", "name the domain that is asked", self.faults).and_then(|_| {
             fields.read("domain", self.faults, |t| decode::plain(t, DOMAIN_BYTES_MAX).map(Arc::from))
         });
+        let trusted = fields.read_or("trusted_proxies", 0, self.faults, |t| decode::whole(t, PROXIES_MAX));
         let mend = "name at least one, such as `ip: client-ip`";
         let attributes = fields.need("attributes", mend, self.faults)?;
         let entries = decode::entries(attributes, "forward_auth.attributes", self.faults)?;
@@ -323,7 +325,8 @@ impl Reader<'_> {
         }
         sources.sort_by(|(a, _), (b, _)| a.cmp(b));
         (sources.len() == entries.len()).then_some(())?;
-        Some(ForwardAuth { domain: domain?, attributes: sources })
+        let trusted_proxies = usize::try_from(trusted?).unwrap_or(0);
+        Some(ForwardAuth { domain: domain?, trusted_proxies, attributes: sources })
     }
 
     fn telemetry(&mut self, top: &Fields<'_>) -> Option<Telemetry> {
@@ -438,11 +441,23 @@ fn peer_url(text: &str, tls: bool) -> Result<PeerUrl, Wrong> {
 }
 
 fn attribute_source(text: &str) -> Result<AttributeSource, Wrong> {
-    let wrong = |what: String| Wrong::new(what, "write `header:NAME`, `client-ip` or `path`");
-    match (text, text.strip_prefix("header:")) {
-        ("client-ip", _) => Ok(AttributeSource::ClientIp),
-        ("path", _) => Ok(AttributeSource::Path),
-        (_, Some(name)) => http::HeaderName::from_str(name.trim())
+    let wrong = |what: String| {
+        let mend =
+            "write `header:NAME`, `cookie:NAME`, `query:NAME`, `client-ip`, `method`, `host` or `path`";
+        Wrong::new(what, mend)
+    };
+    let named = |name: &str| match decode::plain(name.trim(), KEY_BYTES_MAX) {
+        Ok(name) => Ok(name.into()),
+        Err(_) => Err(wrong(format!("names nothing: {}", shown(text)))),
+    };
+    match text.split_once(':') {
+        None if text == "client-ip" => Ok(AttributeSource::ClientIp),
+        None if text == "method" => Ok(AttributeSource::Method),
+        None if text == "host" => Ok(AttributeSource::Host),
+        None if text == "path" => Ok(AttributeSource::Path),
+        Some(("query", name)) => named(name).map(AttributeSource::Query),
+        Some(("cookie", name)) => named(name).map(AttributeSource::Cookie),
+        Some(("header", name)) => http::HeaderName::from_str(name.trim())
             .map(AttributeSource::Header)
             .map_err(|_| wrong(format!("names no possible header: {}", shown(text)))),
         _ => Err(wrong(format!("is an unknown source: {}", shown(text)))),

@@ -47,7 +47,7 @@ pub struct Request<'a> {
 pub enum Subject<'a> {
     /// Envoy's way: each descriptor is matched by one policy at most.
     Descriptors(&'a [Descriptor<'a>]),
-    /// A flat map (each key once), matched by every policy that fits.
+    /// A flat map (each key once), matched by every policy that fits; an empty one by none.
     Attributes(&'a [(&'a str, &'a str)]),
 }
 
@@ -482,8 +482,7 @@ fn check_descriptors(descriptors: &[Descriptor<'_>]) -> Result<(), RequestFault>
 fn check_attributes(attributes: &[(&str, &str)]) -> Result<(), RequestFault> {
     let place = Place::Attributes;
     match attributes.len() {
-        0 => return Err(RequestFault::NoEntries { place }),
-        1..=ATTRIBUTES_MAX => {}
+        0..=ATTRIBUTES_MAX => {}
         count => return Err(RequestFault::TooManyEntries { place, count, max: ATTRIBUTES_MAX }),
     }
     check_entries(attributes, place)?;

@@ -1,9 +1,12 @@
-//! Decisions over HTTP: `POST /v1/check`.
+//! Decisions over HTTP: `POST /v1/check`, and `/v1/forward-auth` for proxies.
 //!
 //! The content type of a request is not looked at: whatever is there is read as JSON, so that `curl -d` just works.
 
+mod forward_auth;
+
 use super::problem::Problem;
 use super::{BODY_MAX, Decide};
+use crate::config::ForwardAuth;
 use crate::quota::amount::Tokens;
 use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
@@ -12,7 +15,7 @@ use crate::telemetry::metrics::Protocol;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use serde::de::value::MapAccessDeserializer;
@@ -23,6 +26,7 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::fmt::{self, Write as _};
 use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -35,11 +39,14 @@ const DISCARD_MAX: usize = 16 * BODY_MAX;
 #[derive(Clone, Debug)]
 pub struct Http<D> {
     inner: Arc<Inner<D>>,
+    /// Who is at the other end of the connection.
+    peer: IpAddr,
 }
 
 #[derive(Debug)]
 struct Inner<D> {
     decide: D,
+    forward_auth: Option<ForwardAuth>,
     timeout: Duration,
     metrics: Arc<Metrics>,
 }
@@ -47,8 +54,20 @@ struct Inner<D> {
 impl<D: Decide> Http<D> {
     /// Decisions by `decide`; a request may take `timeout` to come in and as long to be decided.
     #[must_use]
-    pub fn new(decide: D, timeout: Duration, metrics: Arc<Metrics>) -> Self {
-        Self { inner: Arc::new(Inner { decide, timeout, metrics }) }
+    pub fn new(
+        decide: D,
+        forward_auth: Option<ForwardAuth>,
+        timeout: Duration,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let inner = Inner { decide, forward_auth, timeout, metrics };
+        Self { inner: Arc::new(inner), peer: Ipv4Addr::UNSPECIFIED.into() }
+    }
+
+    /// The same for a connection from this address.
+    #[must_use]
+    pub fn of(&self, peer: IpAddr) -> Self {
+        Self { inner: Arc::clone(&self.inner), peer }
     }
 }
 
@@ -58,15 +77,16 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Http<D> {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        let inner = Arc::clone(&self.inner);
-        async move { Ok(inner.route(request).await) }.boxed()
+        let (inner, peer) = (Arc::clone(&self.inner), self.peer);
+        async move { Ok(inner.route(request, peer).await) }.boxed()
     }
 }
 
 impl<D: Decide> Inner<D> {
-    async fn route(&self, request: http::Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn route(&self, request: http::Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
         let result = match (request.uri().path(), request.method()) {
             ("/v1/check", &Method::POST) => self.check(request).await,
+            ("/v1/forward-auth", _) => self.forward_auth(request.headers(), peer).await,
             ("/v1/check", _) => {
                 let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use POST with a JSON body");
                 let mut response = problem.response();
@@ -75,7 +95,7 @@ impl<D: Decide> Inner<D> {
             }
             _ => Err(Problem::new(
                 StatusCode::NOT_FOUND,
-                "there is nothing here; decisions are at POST /v1/check",
+                "there is nothing here; decisions are at POST /v1/check and /v1/forward-auth",
             )),
         };
         result.unwrap_or_else(|problem| {
@@ -90,11 +110,7 @@ impl<D: Decide> Inner<D> {
         let bytes = self.read(request).await?;
         let began = Instant::now();
         let body = parse(&bytes)?;
-        let decided = body.decide(&self.decide);
-        let verdict = tokio::time::timeout(self.timeout, decided).await.unwrap_or_else(|_| {
-            self.metrics.timed_out(Protocol::Http);
-            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no decision in time; try again"))
-        })?;
+        let verdict = self.in_time(body.decide(&self.decide)).await?;
         if verdict.undecided {
             let why = "the policies are not known yet; /readyz on the admin listener says what the region waits for";
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why));
@@ -102,6 +118,49 @@ impl<D: Decide> Inner<D> {
         let response = response(&verdict);
         self.metrics.decision.observe(began.elapsed());
         Ok(response)
+    }
+
+    /// A body is not waited for: nginx announces one, and sends none.
+    async fn forward_auth(
+        &self,
+        headers: &HeaderMap,
+        peer: IpAddr,
+    ) -> Result<Response<Full<Bytes>>, Problem> {
+        let began = Instant::now();
+        let Some(config) = &self.forward_auth else {
+            let how = "set `forward_auth: { domain: …, attributes: { … } }` in the region file: it says what to ask about";
+            return Err(Problem::new(
+                StatusCode::NOT_FOUND,
+                format!("/v1/forward-auth is not served here; {how}"),
+            ));
+        };
+        let attributes = forward_auth::attributes(config, headers, peer)?;
+        let attributes: Vec<(&str, &str)> = attributes.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        let cost = Tokens::whole(1);
+        let request = Request { domain: &config.domain, subject: Subject::Attributes(&attributes), cost };
+        let decided = self.decide.check(&request, None);
+        let decided =
+            async { decided.await.map_err(|f| Problem::new(StatusCode::BAD_REQUEST, f.to_string())) };
+        let verdict = match self.in_time(decided).await {
+            Ok(verdict) => verdict,
+            Err(problem) if problem.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                return Ok(head(&Verdict::undecided(1)));
+            }
+            Err(problem) => return Err(problem),
+        };
+        let response = head(&verdict);
+        self.metrics.decision.observe(began.elapsed());
+        Ok(response)
+    }
+
+    async fn in_time(
+        &self,
+        decided: impl Future<Output = Result<Verdict, Problem>>,
+    ) -> Result<Verdict, Problem> {
+        tokio::time::timeout(self.timeout, decided).await.unwrap_or_else(|_| {
+            self.metrics.timed_out(Protocol::Http);
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no decision in time; try again"))
+        })
     }
 
     async fn read(&self, request: http::Request<Incoming>) -> Result<Bytes, Problem> {
@@ -178,6 +237,9 @@ impl Body<'_> {
         let domain = self.domain.as_ref().map_or("", Text::as_str);
         let cost = Tokens::whole(self.cost.as_ref().map_or(1, |cost| cost.0));
         let checked = match (&self.attributes, &self.descriptors) {
+            (Some(Attributes(none)), None) if none.is_empty() && !domain.is_empty() => {
+                Err(RequestFault::NoEntries { place: Place::Attributes })
+            }
             (Some(Attributes(attributes)), None) => {
                 let attributes: Vec<_> = attributes.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
                 let request = Request { domain, subject: Subject::Attributes(&attributes), cost };
@@ -354,12 +416,19 @@ fn response(verdict: &Verdict) -> Response<Full<Bytes>> {
     let mut body = Vec::with_capacity(64 + verdict.limits.len() * 192);
     // Writing to memory does not fail, and neither do these types.
     let _ = serde_json::to_writer(&mut body, &Answer(verdict));
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+    let mut response = head(verdict).map(|_| Full::new(Bytes::from(body)));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// Status and header fields.
+fn head(verdict: &Verdict) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
     *response.status_mut() =
         StatusCode::from_u16(verdict.status().code()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     let headers = response.headers_mut();
     headers.reserve(8);
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(fields) = verdict.fields() {
         let mut text = |name: &'static str, value: String| {
             if let Ok(value) = HeaderValue::try_from(value) {

@@ -63,6 +63,7 @@ fn the_example_region_file_names_every_key_and_its_comments_load() {
                 "admin_token_file:",
                 "forward_auth:",
                 "  domain:",
+                "  trusted_proxies:",
                 "  attributes:",
                 "    tenant:",
                 "    ip:",
@@ -84,6 +85,7 @@ fn the_example_region_file_names_every_key_and_its_comments_load() {
     let header = AttributeSource::Header(http::HeaderName::from_static("x-tenant"));
     let expected = [("ip", AttributeSource::ClientIp), ("path", AttributeSource::Path), ("tenant", header)];
     assert_eq!(auth.attributes, expected.map(|(key, source)| (key.into(), source)));
+    assert_eq!(auth.trusted_proxies, 1);
     assert_eq!(config.telemetry.otlp.as_deref(), Some("http://127.0.0.1:4317"));
 }
 
@@ -168,6 +170,23 @@ fn a_region_without_tls_stays_on_loopback() {
     let embedded = format!("{SMALL}store: {{ embedded: {{}} }}\n");
     let config = region::parse(Path::new("region.yaml"), &embedded, &[]).unwrap();
     assert_eq!(config.store, StoreConfig::Embedded);
+}
+
+#[test]
+fn attributes_of_proxies_come_from_where_they_are_told_to() {
+    let text = format!(
+        "{SMALL}forward_auth:\n  domain: web\n  attributes: {{ a: method, b: host, c: 'query: api_key', d: cookie:sid, e: path }}\n"
+    );
+    let auth = region::parse(Path::new("region.yaml"), &text, &[]).unwrap().forward_auth.unwrap();
+    let expected = [
+        ("a", AttributeSource::Method),
+        ("b", AttributeSource::Host),
+        ("c", AttributeSource::Query("api_key".into())),
+        ("d", AttributeSource::Cookie("sid".into())),
+        ("e", AttributeSource::Path),
+    ];
+    assert_eq!(auth.attributes, expected.map(|(key, source)| (key.into(), source)));
+    assert_eq!(auth.trusted_proxies, 0, "nobody is believed about addresses unless the file says so");
 }
 
 #[test]

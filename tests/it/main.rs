@@ -7,6 +7,7 @@ mod cluster;
 mod dev;
 mod envoy;
 mod faults;
+mod forward_auth;
 mod members;
 mod region;
 mod support;

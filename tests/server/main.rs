@@ -3,6 +3,7 @@
 
 mod admin;
 mod connections;
+mod forward_auth;
 mod grpc;
 mod http;
 mod limiter;

@@ -81,7 +81,8 @@ fn binary() -> PathBuf {
     binary
 }
 
-async fn serve_hello(address: SocketAddr) -> tokio::task::JoinHandle<()> {
+/// A service that answers 200 to everything.
+pub async fn serve_hello(address: SocketAddr) -> tokio::task::JoinHandle<()> {
     let listener = tokio::net::TcpListener::bind(address).await.expect("the service's port is free");
     let service = axum::Router::new().fallback(|| async { "hello\n" });
     tokio::spawn(async move {

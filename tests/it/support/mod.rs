@@ -11,6 +11,7 @@ pub mod envoy;
 pub mod load;
 pub mod meter;
 pub mod process;
+pub mod proxies;
 pub mod redis;
 
 use std::fs::File;
