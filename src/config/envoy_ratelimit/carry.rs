@@ -5,11 +5,11 @@
 //! counts. So where a more exact descriptor has nothing below it that fits, and a less exact one has, a policy without a limit
 //! takes that place ([`Kind::Exempt`]).
 
-use super::read::{Descriptor, Domain, RateLimit, Unit};
+use super::read::{Descriptor, Domain, RateLimit};
 use super::{Lost, Place};
 use crate::config::policies::{KEY_BYTES_MAX, POLICIES_MAX, VALUE_BYTES_MAX};
 use crate::quota::matching::ENTRIES_MAX;
-use crate::quota::policy::{KeyMatch, ValueMatch};
+use crate::quota::policy::{KeyMatch, Unit, ValueMatch};
 use std::collections::{BTreeSet, HashSet};
 
 /// What is carried over.

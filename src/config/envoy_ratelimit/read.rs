@@ -5,6 +5,7 @@ use crate::config::decode::{self, Fields, Wrong};
 use crate::config::fault::{Faults, Mark, one_of, shown};
 use crate::config::yaml::{self, Node, Value};
 use crate::quota::matching::DOMAIN_BYTES_MAX;
+use crate::quota::policy::Unit;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +24,6 @@ const DESCRIPTOR: &[&str] = &[
     "metadata",
 ];
 const RATE_LIMIT: &[&str] = &["unit", "requests_per_unit", "unlimited", "name", "replaces"];
-const UNITS: [Unit; 7] =
-    [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
 
 /// All descriptors of one domain, from all files.
 pub(super) struct Domain {
@@ -48,36 +47,10 @@ pub(super) struct Descriptor {
 
 /// A `rate_limit`.
 pub(super) struct RateLimit {
-    /// `None`: unlimited.
+    /// So many requests in windows of the unit's length ([`Unit::seconds`]), counted from the epoch. `None`: unlimited.
     pub(super) amount: Option<(u32, Unit)>,
     pub(super) name: Option<String>,
     pub(super) replaces: Vec<(String, Place)>,
-}
-
-/// The unit of a limit: a window of that many seconds, counted from the epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Second,
-    Minute,
-    Hour,
-    Day,
-    Week,
-    Month,
-    Year,
-}
-
-impl Unit {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Second => "second",
-            Self::Minute => "minute",
-            Self::Hour => "hour",
-            Self::Day => "day",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
-    }
 }
 
 /// Reads all files. Those of one domain are put together in the order of the files.
@@ -211,7 +184,7 @@ impl Reader<'_> {
             (false, None) => {
                 if !misspelt {
                     let what = "`rate_limit.unit` is missing";
-                    let mend = format!("add {}, or `unlimited: true`", one_of(&UNITS.map(Unit::name)));
+                    let mend = format!("add {}, or `unlimited: true`", one_of(&Unit::ALL.map(Unit::name)));
                     self.faults.push(&node.mark, what, mend);
                 }
                 return None;
@@ -296,8 +269,8 @@ fn boolean(text: &str) -> Result<bool, Wrong> {
 }
 
 fn unit(text: &str) -> Result<Unit, Wrong> {
-    UNITS.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
-        let mend = format!("write {}", one_of(&UNITS.map(Unit::name)));
+    Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
+        let mend = format!("write {}", one_of(&Unit::ALL.map(Unit::name)));
         Wrong::new(format!("is an unknown unit of time: {}", shown(text)), mend)
     })
 }

@@ -1,9 +1,9 @@
 //! Limits to the text of a policy file.
 
 use super::carry::{Carried, Kind, Limit};
-use super::read::Unit;
 use super::{Limits, Sharing, Style};
 use crate::config::print::{Quoted, key_match};
+use crate::quota::policy::{Unit, Window};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -120,16 +120,19 @@ fn policy(text: &mut String, limit: &Limit, style: Style) {
 /// A limit, and what people should know about it.
 fn written(amount: u32, unit: Unit, limits: Limits) -> (String, Option<&'static str>) {
     if !is_bucket(amount, unit, limits) {
-        // Windows that are counted from the epoch, as there, have their length here; a calendar's weeks and months do not.
+        // Windows of a length are counted from the epoch, as there; weeks, months and years of the calendar differ.
+        let by_length = Window::Length { seconds: u32::try_from(unit.seconds()).unwrap_or(u32::MAX) };
         let (per, note) = match unit {
-            Unit::Week => ("7d", Some("a week, from the epoch on, as there; `week` begins on Mondays")),
+            Unit::Week => {
+                (by_length, Some("a week, counted from the epoch, as there; `week` begins on Mondays"))
+            }
             Unit::Month => {
-                ("30d", Some("a month of 30 days, from the epoch on, as there; `month` is the calendar's"))
+                (by_length, Some("30 days, counted from the epoch, as there; `month` is the calendar's"))
             }
             Unit::Year => {
-                ("365d", Some("a year of 365 days, from the epoch on, as there; `year` is the calendar's"))
+                (by_length, Some("365 days, counted from the epoch, as there; `year` is the calendar's"))
             }
-            unit => (unit.name(), None),
+            Unit::Second | Unit::Minute | Unit::Hour | Unit::Day => (Window::Calendar(unit), None),
         };
         return (format!("{{ quota: {amount}, per: {per} }}"), note);
     }
@@ -152,13 +155,10 @@ fn is_bucket(amount: u32, unit: Unit, limits: Limits) -> bool {
 /// The unit for a rate, and how many of them there are in this one.
 const fn of_rates(unit: Unit) -> (&'static str, u32) {
     match unit {
-        Unit::Second => ("s", 1),
-        Unit::Minute => ("m", 1),
-        Unit::Hour => ("h", 1),
-        Unit::Day => ("d", 1),
-        Unit::Week => ("d", 7),
-        Unit::Month => ("d", 30),
-        Unit::Year => ("d", 365),
+        Unit::Second | Unit::Minute | Unit::Hour | Unit::Day => (unit.suffix(), 1),
+        Unit::Week => (Unit::Day.suffix(), 7),
+        Unit::Month => (Unit::Day.suffix(), 30),
+        Unit::Year => (Unit::Day.suffix(), 365),
     }
 }
 
