@@ -33,7 +33,7 @@ const MEASURE_EVERY: Duration = Duration::from_secs(1);
 const OLD: Duration = Duration::from_secs(5);
 
 /// What is known of the cluster, for people.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Overview {
     seen: Mutex<Seen>,
     /// For consoles that are open.
@@ -51,12 +51,6 @@ struct Seen {
     history: History,
     journal: Journal,
     smooth: report::Smooth,
-}
-
-impl Default for Overview {
-    fn default() -> Self {
-        Self { seen: Mutex::default(), feed: Arc::default() }
-    }
 }
 
 impl Overview {

@@ -232,7 +232,7 @@ mod tests {
         let frozen = "the books of a bucket do not balance: it is frozen, nothing is lent from it";
         one("books", "error", frozen, told(|o| o.breaches = 1));
         let fell = "a: the store gives no answer, `p` goes by on_store_failure: allow";
-        one("fallback", "warn", fell, told(|o| drop(o.fallbacks.insert(("a".into(), "p".into(), "allow")))));
+        one("fallback", "warn", fell, told(|o| o.fallbacks = [("a".into(), "p".into(), "allow")].into()));
     }
 
     #[test]
