@@ -5,8 +5,10 @@ pub mod client;
 pub mod dev;
 pub mod policies;
 pub mod region;
+pub mod screen;
 pub mod serve;
 pub mod status;
+pub mod top;
 pub mod validate;
 
 use clap::{Parser, Subcommand};
@@ -42,4 +44,6 @@ pub enum Command {
     Region(region::Args),
     /// Show a region's view of the cluster
     Status(status::Args),
+    /// Show the hottest buckets of all regions, live
+    Top(top::Args),
 }

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Command::Policies(args) => cli::policies::run(&args),
         Command::Region(args) => cli::region::run(&args),
         Command::Status(args) => cli::status::run(&args),
+        Command::Top(args) => cli::top::run(&args),
     };
     match done {
         Ok(code) => code,

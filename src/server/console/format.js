@@ -65,7 +65,9 @@ export function trip(us) {
 export function clock(ms) {
   const date = new Date(ms);
   const two = (n) => String(n).padStart(2, "0");
-  return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const today = date.toDateString() === new Date().toDateString();
+  return today ? time : `${two(date.getDate())}.${two(date.getMonth() + 1)}. ${time}`;
 }
 
 export function plural(n, one, many = `${one}s`) {

@@ -154,6 +154,7 @@ impl Browser {
     /// The whole page as a PNG, if `CONSOLE_SHOTS` names a folder for it.
     pub async fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("CONSOLE_SHOTS") else { return };
+        self.run("scrollTo(0, 0)", json!([])).await;
         let script = "return [innerWidth, Math.min(document.documentElement.scrollHeight, 3000)]";
         let size = self.run(script, json!([])).await;
         let clip = json!({"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1});
