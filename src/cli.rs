@@ -6,8 +6,10 @@ pub mod dev;
 pub mod import;
 pub mod policies;
 pub mod region;
+pub mod screen;
 pub mod serve;
 pub mod status;
+pub mod top;
 pub mod validate;
 
 use clap::{Parser, Subcommand};
@@ -45,4 +47,6 @@ pub enum Command {
     Import(import::Args),
     /// Show a region's view of the cluster
     Status(status::Args),
+    /// Show the hottest buckets of all regions, live
+    Top(top::Args),
 }

@@ -5,6 +5,7 @@
 
 pub mod active;
 mod fallback;
+pub mod meter;
 pub mod table;
 
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
@@ -18,6 +19,7 @@ use crate::telemetry::Metrics;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
+use meter::{Answered, Meter};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -41,6 +43,8 @@ pub struct Core {
     pub table: Table,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// What passes, by policy and by the busiest buckets.
+    pub meter: Meter,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -61,11 +65,18 @@ impl Core {
             active: ArcSwap::from_pointee(active),
             table: Table::default(),
             metrics,
+            meter: Meter::default(),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
             lease_takes: AtomicI64::new(LEASE_TAKES.0),
         }
+    }
+
+    /// With another meter.
+    #[must_use]
+    pub fn with_meter(self, meter: Meter) -> Self {
+        Self { meter, ..self }
     }
 
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
@@ -139,6 +150,7 @@ impl<S: Store> Decide for Limiter<S> {
         for (held, verdict) in held.iter().zip(&limits) {
             held.policy.metrics.count(verdict);
         }
+        self.meter(request, &held, &limits);
         Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
     }
 }
@@ -166,6 +178,22 @@ impl<S: Store> Limiter<S> {
             taken = later;
         }
         self.judge(held, &taken)
+    }
+
+    /// Counts what passes, for people who look at it.
+    fn meter(&self, request: &Request<'_>, held: &[Held<'_>], limits: &[LimitVerdict]) {
+        let admitted = limits.iter().all(|limit| limit.allowed);
+        for (held, verdict) in held.iter().zip(limits).filter(|(held, _)| !held.own) {
+            let answered = Answered {
+                policy: held.policy.id,
+                bucket: held.charge.bucket,
+                cost: held.charge.cost,
+                fits: verdict.allowed && verdict.reason != Reason::Shadow,
+                admitted,
+                remaining: verdict.remaining,
+            };
+            self.core.meter.count(&answered, held.entries(request));
+        }
     }
 
     /// Tells the slow loop about demand and low buckets.
@@ -323,6 +351,7 @@ impl<S: Store> Limiter<S> {
         held.iter()
             .map(|h| {
                 let Some(limit) = &h.limit else { return h.unlimited() };
+                self.core.meter.fell_back(h.policy.id, &h.charge.bucket);
                 let names = h.terms(limit);
                 let (at, cost) = (h.charge.descriptor, h.charge.cost);
                 match h.policy.policy.on_store_failure {
@@ -344,6 +373,16 @@ impl<S: Store> Limiter<S> {
 impl Held<'_> {
     fn bucket(&self) -> BucketId {
         self.charge.bucket
+    }
+
+    /// The keys and values that chose the bucket.
+    fn entries<'r>(&'r self, request: &Request<'r>) -> impl Iterator<Item = (&'r str, &'r str)> {
+        let all = match request.subject {
+            Subject::Attributes(attributes) => attributes,
+            Subject::Descriptors(all) => all.get(self.charge.descriptor).map_or(&[][..], |d| d.entries),
+        };
+        let value = |key: &str| all.iter().copied().find(|(k, _)| *k == key);
+        self.policy.policy.matches.iter().filter_map(move |m| value(&m.key))
     }
 
     fn enforced(&self) -> bool {

@@ -2,11 +2,13 @@
 
 mod admin;
 mod files;
+mod overview;
 mod regions;
 mod waiting;
 
 use crate::config::{Config, StoreConfig, Unmatched};
 use crate::limiter::active::Active;
+use crate::limiter::meter::Meter;
 use crate::limiter::{Core, Limiter};
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Mode, Policy};
@@ -68,6 +70,8 @@ struct Inner {
     store: AnyStore,
     core: Arc<Core>,
     progress: watch::Receiver<Progress>,
+    /// What is shown of the whole cluster.
+    overview: overview::Overview,
     /// It has joined once: whatever happens to the quorum later, it serves what it holds.
     joined: AtomicBool,
     began: Instant,
@@ -94,7 +98,8 @@ impl Node {
         let pool = raft.pool();
         // A request does not wait for a replica that is applying something.
         let peek = move |policy, bucket| pool.try_read().map(|pool| pool.free(policy, bucket, pool.tau()));
-        let core = Arc::new(Core::new(active, Arc::clone(&metrics), local, Box::new(peek)));
+        let core = Core::new(active, Arc::clone(&metrics), local, Box::new(peek));
+        let core = Arc::new(core.with_meter(Meter::new(config.redact.clone())));
         let reconcile = Reconcile::new(
             raft.clone(),
             store.clone(),
@@ -107,6 +112,7 @@ impl Node {
             raft: raft.clone(),
             store: store.clone(),
             core: Arc::clone(&core),
+            overview: overview::Overview::default(),
             joined: AtomicBool::new(false),
             began: Instant::now(),
             config,
@@ -121,6 +127,7 @@ impl Node {
             tokio::spawn(serve_peers(raft, peer, fail.clone())),
             tokio::spawn(admin::serve(Arc::clone(&inner), admin, stopping.clone(), fail.clone())),
         ];
+        tasks.push(tokio::spawn(overview::keep(Arc::clone(&inner), stopping.clone())));
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));

@@ -37,6 +37,9 @@ use node::Node;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{Instant as _, ServerState};
 
+/// Answers questions of other regions that are no business of Raft's, in a format that they agree on; `None`: not now.
+pub type Answers = Box<dyn Fn(Vec<u8>) -> futures::future::BoxFuture<'static, Option<Vec<u8>>> + Send + Sync>;
+
 /// How one region takes part.
 #[derive(Clone, Debug)]
 pub struct RaftConfig {
@@ -478,6 +481,17 @@ impl Raft {
 
     async fn change(&self, change: MemberChange, deadline: Instant) -> Result<(), MemberError> {
         Ok(self.node.change_members(change, deadline).await?)
+    }
+
+    /// Asks another region's [`Answers`] something, of at most 60 KiB, as the answer is; `None`: it cannot be reached, is
+    /// busy, or is too old to know of questions.
+    pub async fn question(&self, region: &str, body: Vec<u8>) -> Option<Vec<u8>> {
+        self.node.question(region, body).await
+    }
+
+    /// What answers other regions' questions from now on. Only the first call counts.
+    pub fn answer_with(&self, answers: Answers) {
+        let _ = self.node.answers.set(answers);
     }
 
     /// Reads the TLS files again, for connections from now on.

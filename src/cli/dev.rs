@@ -271,7 +271,7 @@ impl Dev {
             out += &format!(
                 "\n{bold}Try:{plain}\n  {me} check --addr http://{http} --domain {} {values}\n  \
                  for i in $(seq 120); do {me} check --addr http://{last} --domain {} {values}; done | sort | uniq -c | sort -rn | head -3\n  \
-                 {me} status --admin http://{admin}\n\nCtrl-C stops it.",
+                 {me} top --admin http://{admin}\n\n{bold}Console:{plain} http://{admin}/console\n\nCtrl-C stops it.",
                 policy.domain, policy.domain
             );
         }

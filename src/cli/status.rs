@@ -1,15 +1,11 @@
 //! `quorate status`: a region's view of the cluster.
 
 use super::client;
-use crate::server::state::State;
-use anyhow::{Context as _, bail};
+use super::screen::{self, Looks, printable, rate};
+use crate::server::state::{RegionView, State};
 use std::fmt::Write as _;
-use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
-use std::time::Duration;
 
-/// Time between two looks of `--watch`.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Buckets shown.
 const BUCKETS_SHOWN: usize = 20;
 
@@ -19,7 +15,7 @@ pub struct Args {
     /// A region's admin listener
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8083", env = "QUORATE_ADMIN")]
     pub admin: String,
-    /// Look again every second until interrupted
+    /// Look again every second until interrupted; on a terminal it is drawn in its place
     #[arg(long)]
     pub watch: bool,
     /// Print `/v1/state` as it is
@@ -34,50 +30,11 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let base = client::base("--admin", &args.admin)?;
     client::runtime()?.block_on(async {
-        let http = client::http()?;
-        let mut state = get(&http, &base).await?;
-        loop {
-            let text = if args.json { state.1.clone() } else { describe(&state.0) };
-            let clear = args.watch && std::io::stdout().is_terminal();
-            let mut out = std::io::stdout().lock();
-            // Whoever reads may go away: that ends the command, without a fuss.
-            if writeln!(out, "{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" })
-                .and_then(|()| out.flush())
-                .is_err()
-            {
-                break;
-            }
-            drop(out);
-            if !args.watch {
-                break;
-            }
-            tokio::select! {
-                () = tokio::time::sleep(WATCH_EVERY) => {}
-                _ = tokio::signal::ctrl_c() => break,
-            }
-            match get(&http, &base).await {
-                Ok(next) => state = next,
-                Err(error) => eprintln!("quorate: {error:#}"),
-            }
-        }
-        Ok(ExitCode::from(if state.0.not_ready.is_empty() { 0 } else { super::NO }))
+        let looks = Looks { count: if args.watch { None } else { Some(1) }, redraw: args.watch };
+        let show = |state: &State, text: &str| if args.json { text.to_owned() } else { describe(state) };
+        let state = screen::look(&base, looks, show).await?;
+        Ok(ExitCode::from(if state.not_ready.is_empty() { 0 } else { super::NO }))
     })
-}
-
-async fn get(http: &reqwest::Client, base: &str) -> anyhow::Result<(State, String)> {
-    let answer = match http.get(format!("{base}/v1/state")).send().await {
-        Ok(answer) => answer,
-        Err(error) => {
-            bail!("no answer from {base}: {}; give --admin a region's admin address", client::why(&error))
-        }
-    };
-    let status = answer.status();
-    let text = answer.text().await.with_context(|| format!("the answer of {base} broke off"))?;
-    if !status.is_success() {
-        bail!("{base} answered {status}: {text}");
-    }
-    let state = serde_json::from_str(&text).with_context(|| format!("{base} answered what is no state"))?;
-    Ok((state, text))
 }
 
 fn describe(state: &State) -> String {
@@ -117,7 +74,15 @@ fn describe(state: &State) -> String {
     for peer in &state.peers {
         let rtt = peer.rtt_us.map_or("-".to_owned(), |us| format!("{}.{} ms", us / 1_000, us % 1_000 / 100));
         let how = if peer.reachable { "reachable" } else { "UNREACHABLE" };
-        let _ = writeln!(w, "peer     {:<16} {how}, round trip {rtt}, {}", peer.region, peer.address);
+        let said = state.regions.get(&peer.region).map(said).unwrap_or_default();
+        let _ = writeln!(w, "peer     {:<16} {how}, round trip {rtt}, {}{said}", peer.region, peer.address);
+    }
+    for (name, region) in &state.regions {
+        let passes = state.traffic.values().filter_map(|traffic| traffic.regions.get(name));
+        let (admitted, denied) = passes
+            .fold((0_u64, 0_u64), |(a, d), r| (a.saturating_add(r.admitted), d.saturating_add(r.denied)));
+        let old = if region.reachable { "" } else { " (when last heard)" };
+        let _ = writeln!(w, "passes   {name:<16} admits {}, denies {}{old}", rate(admitted), rate(denied));
     }
     let _ = writeln!(w, "policies version {}", state.policies_version);
     for policy in &state.policies {
@@ -134,7 +99,7 @@ fn describe(state: &State) -> String {
         let lease = bucket.lease.as_ref().map_or("none".to_owned(), |l| {
             format!("{} /s, {}, {} ms left", tokens(l.rate), tokens(l.burst), l.left_ms)
         });
-        let what = if bucket.what.is_empty() { &bucket.bucket } else { &bucket.what };
+        let what = printable(if bucket.what.is_empty() { &bucket.bucket } else { &bucket.what });
         let _ = writeln!(
             w,
             "  {:<24} {what:<34} holds {} of {}, lease {lease}",
@@ -148,6 +113,19 @@ fn describe(state: &State) -> String {
     }
     out.truncate(out.trim_end().len());
     out
+}
+
+/// What another region says of itself, where that is worth a word.
+fn said(region: &RegionView) -> String {
+    let Some(age) = region.age_ms else { return String::new() };
+    let store = &region.said.store;
+    let store = match (store.attached, &store.why) {
+        (true, _) => String::new(),
+        (false, why) => format!(", store DETACHED: {}", why.as_deref().unwrap_or("it is not attached")),
+    };
+    let ready = if region.said.not_ready.is_empty() { "" } else { ", NOT READY" };
+    let old = if region.reachable { String::new() } else { format!(", last heard {} s ago", age / 1_000) };
+    format!("{ready}{store}{old}")
 }
 
 /// Micro-tokens as tokens with two digits.

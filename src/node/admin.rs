@@ -1,6 +1,7 @@
 //! What the admin listener shows and does.
 
 use super::Inner;
+use super::overview::{bucket_in_hex, now_ms, on_store_failure};
 use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
@@ -8,16 +9,19 @@ use crate::quota::matching::bucket_of;
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
-use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction};
+use crate::server::admin::{
+    self, Access, AdminSource, ApplyError, BucketError, Feed, PolicyChange, RegionAction,
+};
 use crate::server::state::{
-    AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerState,
-    PolicyState, RaftState, RegionStep, RegionsState, State, StoreState,
+    AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerBucket,
+    PeerQuestion, PeerState, PolicyChangeState, PolicyState, RaftState, RegionStep, RegionsState, State,
+    StoreState,
 };
 use crate::store::AnyStore;
-use crate::store::{RegionStore as _, Store as _};
-use crate::store::{Take, TakeCharge};
+use crate::store::RegionStore as _;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +30,10 @@ use tokio::time::Instant;
 
 /// Buckets in `/v1/state`.
 const BUCKETS_SHOWN: usize = 200;
+/// Events in `/v1/state`.
+const EVENTS_SHOWN: usize = 100;
+/// How long another region may take to say what it holds of a bucket.
+const HOLDS_WITHIN: Duration = Duration::from_secs(2);
 /// How long a change of policies may take to be committed.
 const APPLY_WITHIN: Duration = Duration::from_secs(10);
 
@@ -109,7 +117,31 @@ impl AdminSource for Inner {
         policy: &'a str,
         values: Vec<(String, String)>,
     ) -> BoxFuture<'a, Result<BucketView, BucketError>> {
-        self.show_bucket(policy, values).boxed()
+        async move {
+            let known = self.named(policy)?;
+            let bucket = self.matching(policy, &values)?;
+            Ok(self.show_bucket(policy, known, bucket).await)
+        }
+        .boxed()
+    }
+
+    fn bucket_by_id<'a>(
+        &'a self,
+        policy: &'a str,
+        id: &'a str,
+    ) -> BoxFuture<'a, Result<BucketView, BucketError>> {
+        async move {
+            let known = self.named(policy)?;
+            let bucket = bucket_in_hex(id).ok_or_else(|| {
+                BucketError::NoMatch(format!("`{id}` is no bucket's id: 32 hexadecimal digits are"))
+            })?;
+            Ok(self.show_bucket(policy, known, bucket).await)
+        }
+        .boxed()
+    }
+
+    fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.overview.feed)
     }
 }
 
@@ -118,13 +150,19 @@ impl Inner {
         let regions = self.region_names();
         let policies = config::policies::parse(Path::new("policies"), &change.yaml, Some(&regions))
             .map_err(|faults| ApplyError::Invalid(faults.to_string().lines().map(str::to_owned).collect()))?;
-        let version = self.raft.pool().read().version();
+        let (version, before) = {
+            let pool = self.raft.pool();
+            let pool = pool.read();
+            let before: Vec<Policy> = pool.policies().map(|view| (**view.policy).clone()).collect();
+            (pool.version(), before)
+        };
+        let changes = changes(&before, &policies);
         if let Some(expected) = change.expected.filter(|e| *e != version) {
             tracing::debug!(expected, version, "a change of policies came too late");
             return Err(ApplyError::Conflict(version));
         }
         if change.dry_run {
-            return Ok(AppliedPolicies { version: version.saturating_add(1), dry_run: true });
+            return Ok(AppliedPolicies { version: version.saturating_add(1), dry_run: true, changes });
         }
         // Whoever named no version means the one that is in force now: two changes at once must not overwrite each other.
         let set = SetPolicies { expected: change.expected.or(Some(version)), policies };
@@ -133,7 +171,7 @@ impl Inner {
             Ok(applied) => match applied.policies {
                 Some(PolicyOutcome::Set(version)) => {
                     tracing::info!(version, "policies were changed through the admin listener");
-                    Ok(AppliedPolicies { version, dry_run: false })
+                    Ok(AppliedPolicies { version, dry_run: false, changes })
                 }
                 Some(PolicyOutcome::Conflict(version)) => Err(ApplyError::Conflict(version)),
                 Some(PolicyOutcome::Refused) | None => Err(ApplyError::Refused(
@@ -155,17 +193,20 @@ impl Inner {
         if names.is_empty() { self.config.cluster.names() } else { names }
     }
 
-    fn describe(&self) -> State {
+    pub(super) fn describe(&self) -> State {
+        // It reads the pool, too: before this does.
+        let mine = self.report_region();
         let status = self.raft.status();
         let applied_at = self.raft.applied_at();
         let age = (clock::now() - applied_at.at).or_zero();
-        let not_ready = Self::not_ready(self);
+        let not_ready = mine.not_ready.clone();
+        let (events, history) = self.overview.past(EVENTS_SHOWN);
         let pool = self.raft.pool();
         let pool = pool.read();
         let me = pool.region(&self.config.region);
         let leases = BucketsSeen { pool: &pool, me, tau: pool.tau() + age.discount(DRIFT_PPM) };
         let (buckets, buckets_more) = self.buckets(&leases);
-        State {
+        let mut state = State {
             version: env!("CARGO_PKG_VERSION").into(),
             cluster: self.config.cluster.name.to_string(),
             region: self.config.region.to_string(),
@@ -206,7 +247,14 @@ impl Inner {
             policies: self.policy_states(&pool),
             buckets,
             buckets_more,
-        }
+            now_ms: now_ms(),
+            changes: if self.config.admin_token.is_some() { "token" } else { "loopback" }.into(),
+            events,
+            history,
+            ..State::default()
+        };
+        self.describe_cluster(&mut state, mine, &status, &leases);
+        state
     }
 
     fn voters(&self, status: &crate::raft::RaftStatus, voting: bool) -> Vec<String> {
@@ -216,7 +264,7 @@ impl Inner {
         names
     }
 
-    fn store_state(&self) -> StoreState {
+    pub(super) fn store_state(&self) -> StoreState {
         let health = self.store.health();
         let session = self.store.session().borrow().session();
         StoreState {
@@ -250,6 +298,13 @@ impl Inner {
                     shadow: policy.shadow,
                     admitted: counts.map_or(0, |c| c.0),
                     denied: counts.map_or(0, |c| c.1),
+                    keys: policy.matches.iter().map(|m| m.key.to_string()).collect(),
+                    rate: view.cut.map(|cut| cut.rate.0),
+                    burst: view.cut.map(|cut| cut.burst.0),
+                    overshoot: view.cut.map_or(0, |cut| cut.overshoot().0),
+                    parts: Self::parts(pool, view.id),
+                    on_store_failure: on_store_failure(policy.on_store_failure).into(),
+                    wait_ms: u64::try_from(policy.wait.ceil_millis()).unwrap_or(0),
                 }
             })
             .collect()
@@ -267,7 +322,7 @@ impl Inner {
             Some(BucketState {
                 policy: policy.policy.name.to_string(),
                 bucket: tally.bucket.to_string(),
-                what: String::new(),
+                what: self.overview.what(&tally.bucket.to_string()),
                 demand: seen.demand(tally.bucket),
                 admitted: whole(admitted),
                 denied: whole(refused),
@@ -279,12 +334,15 @@ impl Inner {
         (states.collect(), more)
     }
 
-    /// One bucket in every region, as this region's replica and store know it.
-    async fn show_bucket(
-        &self,
-        policy: &str,
-        values: Vec<(String, String)>,
-    ) -> Result<BucketView, BucketError> {
+    /// A policy in force.
+    fn named(&self, policy: &str) -> Result<u32, BucketError> {
+        let active = self.core.active.load();
+        let known = active.policies().find(|p| &*p.policy.name == policy);
+        known.map(|known| known.id).ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))
+    }
+
+    /// The policy's bucket for these values.
+    fn matching(&self, policy: &str, values: &[(String, String)]) -> Result<BucketId, BucketError> {
         let active = self.core.active.load_full();
         let known = active.policies().find(|p| &*p.policy.name == policy);
         let known = known.ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))?;
@@ -296,44 +354,86 @@ impl Inner {
                 keys.join(", ")
             ))
         })?;
-        let ask = TakeCharge {
-            bucket,
-            shape: known.shape,
-            unseen: known.unseen,
-            cost: Tokens::ZERO,
-            enforce: true,
-        };
-        let limited = known.policy.limit != Limit::Unlimited;
-        let level = if limited { self.store.take(Take { charges: vec![ask] }).await.ok() } else { None };
-        let level = level.and_then(|t| t.charges.first().map(|c| c.level.0));
+        Ok(bucket)
+    }
+
+    /// One bucket in every region: what the pool's books say of it, and what each region says that it holds.
+    async fn show_bucket(&self, policy: &str, id: u32, bucket: BucketId) -> BucketView {
+        let mut held = self.ask_holders(policy, bucket).await;
         let age = (clock::now() - self.raft.applied_at().at).or_zero();
+        let status = self.raft.status();
         let pool = self.raft.pool();
         let pool = pool.read();
         let seen = BucketsSeen { pool: &pool, me: None, tau: pool.tau() + age.discount(DRIFT_PPM) };
-        let books = pool.bucket(bucket);
         let present = pool.members().filter(|member| member.standing != Standing::Out);
-        let regions = present.map(|Member { id, name, .. }| {
-            let part = pool.usable(known.id, id).unwrap_or_default();
+        let regions = present.map(|Member { id: region, name, .. }| {
+            let part = pool.usable(id, region).unwrap_or_default();
+            let holds = held.remove(&name);
             BucketRegion {
                 region: name.to_string(),
                 reserve_cap: part.cap().0,
                 reserve_rate: part.rate.0,
-                lease: seen.lease(bucket, id),
-                level: level.filter(|_| name == self.config.region),
+                lease: seen.lease(bucket, region),
+                level: holds.map(|holds| holds.level),
+                cap: holds.map(|holds| holds.cap),
+                rate: holds.map(|holds| holds.rate),
+                reachable: name == self.config.region
+                    || status.peers.iter().any(|peer| peer.region == name && peer.reachable),
             }
         });
-        Ok(BucketView {
+        let books = pool.books(id, bucket, seen.tau);
+        BucketView {
             policy: policy.to_owned(),
             bucket: bucket.to_string(),
-            pool_level: known.pooled.then(|| pool.free(known.id, bucket, seen.tau).0),
-            pool_rate: books.map(|b| b.free_rate.0),
+            pool_level: books.as_ref().map(|books| books.level.0),
+            pool_rate: books.as_ref().map(|books| books.free.0.0),
             regions: regions.collect(),
-            books: pool.books(known.id, bucket, seen.tau).map(|books| books_state(&books, pool.regions())),
-        })
+            books: books.map(|books| books_state(&books, pool.regions())),
+        }
+    }
+
+    /// Asks all regions at once what they hold of a bucket.
+    async fn ask_holders(&self, policy: &str, bucket: BucketId) -> BTreeMap<RegionName, PeerBucket> {
+        let question = PeerQuestion::Bucket { policy: policy.to_owned(), bucket: bucket.to_string() };
+        let question = serde_json::to_vec(&question).unwrap_or_default();
+        let reachable = self.raft.status().peers.into_iter().filter(|peer| peer.reachable);
+        let others = reachable.map(|peer| {
+            let (raft, question) = (self.raft.clone(), question.clone());
+            async move {
+                let answer = raft.question(&peer.region, question);
+                let answer = tokio::time::timeout(HOLDS_WITHIN, answer).await.ok().flatten()?;
+                Some((peer.region, serde_json::from_slice::<PeerBucket>(&answer).ok()?))
+            }
+        });
+        let (mine, others) = tokio::join!(self.holds(policy, bucket), futures::future::join_all(others));
+        let mine = mine.map(|mine| (self.config.region.clone(), mine));
+        others.into_iter().flatten().chain(mine).collect()
     }
 }
 
-fn books_state(books: &Books, regions: &[RegionName]) -> BooksState {
+/// What is different, policy by policy: what goes, then what comes or changes, in the order of the new file.
+fn changes(before: &[Policy], after: &[Policy]) -> Vec<PolicyChangeState> {
+    let text = config::print::policy;
+    let state = |before: Option<&Policy>, after: Option<&Policy>| PolicyChangeState {
+        name: before.or(after).map(|policy| policy.name.to_string()).unwrap_or_default(),
+        before: before.map(text),
+        after: after.map(text),
+        guaranteed_before: before.map(bound),
+        guarantees_after: after.map(bound),
+    };
+    let named = |policies: &'_ [Policy], name: &str| policies.iter().position(|p| &*p.name == name);
+    let gone = before.iter().filter(|policy| named(after, &policy.name).is_none());
+    let mut changes: Vec<PolicyChangeState> = gone.map(|policy| state(Some(policy), None)).collect();
+    for policy in after {
+        let was = named(before, &policy.name).and_then(|at| before.get(at));
+        if was != Some(policy) {
+            changes.push(state(was, Some(policy)));
+        }
+    }
+    changes
+}
+
+pub(super) fn books_state(books: &Books, regions: &[RegionName]) -> BooksState {
     let lent = regions.iter().zip(&books.lent).map(|(region, (rate, burst))| LentState {
         region: region.to_string(),
         rate: rate.0,
@@ -373,10 +473,10 @@ fn bound(policy: &Policy) -> String {
 }
 
 /// The pool at an estimated Raft time.
-struct BucketsSeen<'a> {
-    pool: &'a Pool,
-    me: Option<RegionId>,
-    tau: Micros,
+pub(super) struct BucketsSeen<'a> {
+    pub pool: &'a Pool,
+    pub me: Option<RegionId>,
+    pub tau: Micros,
 }
 
 impl BucketsSeen<'_> {
@@ -384,7 +484,7 @@ impl BucketsSeen<'_> {
         self.pool.record(bucket, region).filter(|r| r.live && r.expires > self.tau)
     }
 
-    fn lease(&self, bucket: BucketId, region: RegionId) -> Option<LeaseState> {
+    pub fn lease(&self, bucket: BucketId, region: RegionId) -> Option<LeaseState> {
         let record = self.record(bucket, region)?;
         Some(LeaseState {
             burst: record.offer_burst.0,

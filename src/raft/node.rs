@@ -15,7 +15,7 @@ use super::task::{blocking, here};
 use super::timing::Timing;
 use super::types::{LogId, NODE_IDS, PeerNode, TypeConfig};
 use super::word::Word;
-use super::{LogLimits, PeerTls, ProposeError, RaftConfig, RaftError};
+use super::{Answers, LogLimits, PeerTls, ProposeError, RaftConfig, RaftError};
 use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
@@ -27,7 +27,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::storage::RaftLogStorage;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -58,6 +58,10 @@ pub(super) struct Node {
     pub receiving: Semaphore,
     /// ... and so many proposals.
     pub reading: Semaphore,
+    /// What answers other regions' questions ...
+    pub answers: OnceLock<Answers>,
+    /// ... one at a time.
+    pub answering: Semaphore,
     /// Sums up the list of first voters.
     pub founding: u32,
     voters: BTreeMap<u64, PeerNode>,
@@ -135,6 +139,8 @@ impl Node {
             snapshots,
             receiving: Semaphore::new(1),
             reading: Semaphore::new(READING_MAX),
+            answers: OnceLock::new(),
+            answering: Semaphore::new(1),
             voters,
             word: Arc::new(word),
             data_dir: config.data_dir,
@@ -223,6 +229,16 @@ impl Node {
             }
         }
         tokio::time::sleep(self.client.timing.call()).await;
+    }
+
+    /// Asks another region something that is no business of Raft's; `None`: no answer in time.
+    pub async fn question(&self, region: &str, body: Vec<u8>) -> Option<Vec<u8>> {
+        let peer = self.client.peers.get(region)?;
+        let limits = (self.client.timing.call() * 2, wire::CALL_BYTES_MAX);
+        let question = wire::Question { body };
+        // On the connection that snapshots use: nothing urgent queues behind it.
+        let reply = self.client.call(&peer, Lane::Bulk, path::QUESTION, &question, limits).await;
+        reply.ok().map(|wire::QuestionReply { body }| body)
     }
 
     /// Has this node a log, or a vote? Then the cluster has been founded.

@@ -1,7 +1,12 @@
-//! The admin listener: health, readiness, metrics, state, policies, regions.
+//! The admin listener: health, readiness, metrics, state, events, policies, regions, buckets, and the console.
 
+mod console;
+mod events;
+mod feed;
 mod regions;
 
+pub use events::document;
+pub use feed::{Feed, STREAMS_MAX};
 pub use regions::RegionAction;
 
 use super::listen::{Accepted, Acceptor, ConnectionLimits};
@@ -68,6 +73,16 @@ pub trait AdminSource: Send + Sync + 'static {
         policy: &'a str,
         values: Vec<(String, String)>,
     ) -> BoxFuture<'a, Result<BucketView, BucketError>>;
+
+    /// The same, of the bucket with this id.
+    fn bucket_by_id<'a>(
+        &'a self,
+        policy: &'a str,
+        id: &'a str,
+    ) -> BoxFuture<'a, Result<BucketView, BucketError>>;
+
+    /// What those who watch are told: see [`document`].
+    fn feed(&self) -> Arc<Feed>;
 }
 
 /// New policies.
@@ -125,7 +140,7 @@ impl std::fmt::Debug for Access {
     }
 }
 
-/// The routes, for [`serve`] (and whatever is merged into them, like the console).
+/// The routes, for [`serve`].
 pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
     let state = Admin { source, access: Arc::new(access) };
     Router::new()
@@ -137,7 +152,10 @@ pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
         .route("/v1/regions", get(regions::list).post(regions::add))
         .route("/v1/regions/{region}", axum::routing::delete(regions::remove))
         .route("/v1/regions/{region}/{action}", axum::routing::post(regions::act))
+        .route("/v1/events", get(events::stream))
         .route("/v1/buckets/{policy}", get(bucket))
+        .route("/v1/buckets/{policy}/{id}", get(bucket_by_id))
+        .merge(console::router())
         .with_state(state)
 }
 
@@ -264,7 +282,18 @@ async fn bucket(
     Path(policy): Path<String>,
     Query(values): Query<Vec<(String, String)>>,
 ) -> Result<Json<BucketView>, Problem> {
-    match admin.source.bucket(&policy, values).await {
+    shown(admin.source.bucket(&policy, values).await)
+}
+
+async fn bucket_by_id(
+    State(admin): State<Admin>,
+    Path((policy, id)): Path<(String, String)>,
+) -> Result<Json<BucketView>, Problem> {
+    shown(admin.source.bucket_by_id(&policy, &id).await)
+}
+
+fn shown(view: Result<BucketView, BucketError>) -> Result<Json<BucketView>, Problem> {
+    match view {
         Ok(view) => Ok(Json(view)),
         Err(error @ BucketError::NoPolicy(_)) => Err(Problem::new(StatusCode::NOT_FOUND, error.to_string())),
         Err(error @ BucketError::NoMatch(_)) => Err(Problem::new(StatusCode::BAD_REQUEST, error.to_string())),
@@ -307,8 +336,8 @@ impl Access {
     fn check(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), Problem> {
         let Some(token) = &self.token else {
             // A page in a browser on this machine can be made to look as if it were of this origin (DNS rebinding),
-            // but not to send a `Host` of ours.
-            if peer.to_canonical().is_loopback() && host_is_local(headers) {
+            // but not to send a `Host` of ours; and one of another origin says so.
+            if peer.to_canonical().is_loopback() && host_is_local(headers) && same_origin(headers) {
                 return Ok(());
             }
             let detail = "changes from other machines need a token: set `admin_token_file`";
@@ -322,6 +351,15 @@ impl Access {
             None => Err(Problem::new(StatusCode::UNAUTHORIZED, "send `Authorization: Bearer <admin token>`")),
         }
     }
+}
+
+/// Browsers name the page that makes them ask (Fetch, section 3.2), whatever the page says: one of another origin must not make
+/// changes with what this browser may do. Whoever is no browser sends no `Origin`.
+fn same_origin(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
+    let Some(origin) = text(header::ORIGIN) else { return true };
+    let site = origin.split_once("://").map(|(_, site)| site);
+    site.is_some() && site == text(header::HOST)
 }
 
 fn host_is_local(headers: &HeaderMap) -> bool {

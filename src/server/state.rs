@@ -3,8 +3,16 @@
 //! Written by the daemon, read by `quorate status`, `quorate top` and the console. Readers ignore fields that they do
 //! not know, and every field has a default: a newer daemon and an older reader get along, and the other way round.
 
+mod cluster;
+
+pub use cluster::{
+    Event, HistoriesState, HistoryState, HotBucket, HotRegion, PEER_REPORT_BYTES_MAX, PartState, PeerBucket,
+    PeerHot, PeerQuestion, PeerReport, RateState, RegionReport, RegionView, SeriesState, TrafficState,
+};
+
 use crate::quota::amount::Tokens;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// `GET /v1/state`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +44,20 @@ pub struct State {
     pub buckets: Vec<BucketState>,
     /// There are more buckets than are listed.
     pub buckets_more: bool,
+    /// When this was so, by the answering region's wall clock: milliseconds since the Unix epoch.
+    pub now_ms: u64,
+    /// Who may change things: `token` (whoever has it), or `loopback` (there is none: this machine).
+    pub changes: String,
+    /// All regions, as the answering one knows them, by name.
+    pub regions: BTreeMap<String, RegionView>,
+    /// What passes in all regions, by policy. Policies without traffic are left out.
+    pub traffic: BTreeMap<String, TrafficState>,
+    /// The buckets with most demand in all regions, the busiest first.
+    pub hottest: Vec<HotBucket>,
+    /// What happened lately, the newest last.
+    pub events: Vec<Event>,
+    /// The last minutes of the busiest policies.
+    pub history: HistoriesState,
 }
 
 /// The replicated log, as one region sees it.
@@ -174,6 +196,20 @@ pub struct PolicyState {
     pub admitted: u64,
     /// Requests that it denied since the daemon started.
     pub denied: u64,
+    /// The keys that it matches, in order.
+    pub keys: Vec<String>,
+    /// The whole limit's rate, in micro-tokens a second; `None`: it is unlimited.
+    pub rate: Option<i64>,
+    /// The whole limit's burst, in micro-tokens.
+    pub burst: Option<i64>,
+    /// How far above the limit all regions together may go, in micro-tokens.
+    pub overshoot: i64,
+    /// What each region may always use.
+    pub parts: Vec<PartState>,
+    /// `allow`, `deny` or `local`.
+    pub on_store_failure: String,
+    /// How long a request may wait for a lease, in milliseconds.
+    pub wait_ms: u64,
 }
 
 /// A bucket in the region that answers.
@@ -277,8 +313,14 @@ pub struct BucketRegion {
     pub reserve_rate: i64,
     /// Its lease.
     pub lease: Option<LeaseState>,
-    /// Its level, in micro-tokens; only the answering region knows its own.
+    /// Its level, in micro-tokens; `None`: the region could not be asked, or has no store at the moment.
     pub level: Option<i64>,
+    /// What its bucket can hold now, in micro-tokens ...
+    pub cap: Option<i64>,
+    /// ... and what it refills by, in micro-tokens a second: its reserve, and its lease while that runs.
+    pub rate: Option<i64>,
+    /// It is the answering region, or can be asked.
+    pub reachable: bool,
 }
 
 /// `PUT /v1/policies` succeeded.
@@ -289,6 +331,25 @@ pub struct AppliedPolicies {
     pub version: u64,
     /// Nothing was changed.
     pub dry_run: bool,
+    /// What is different, policy by policy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<PolicyChangeState>,
+}
+
+/// How a policy changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyChangeState {
+    /// Its name.
+    pub name: String,
+    /// What was in force, as a policy file has it; `None`: it is new.
+    pub before: Option<String>,
+    /// What comes into force; `None`: it goes.
+    pub after: Option<String>,
+    /// What it guaranteed before: see [`PolicyState::guarantee`].
+    pub guaranteed_before: Option<String>,
+    /// What it guarantees then.
+    pub guarantees_after: Option<String>,
 }
 
 /// `/readyz` where the answer is no.

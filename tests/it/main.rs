@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 mod cluster;
+mod console;
 mod costs;
 mod dev;
 mod envoy;

@@ -4,7 +4,7 @@ use crate::{Answer, client};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use quorate::server::admin::{
-    self, Access, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction,
+    self, Access, AdminSource, ApplyError, BucketError, Feed, PolicyChange, RegionAction,
 };
 use quorate::server::listen;
 use quorate::server::state::{
@@ -22,6 +22,7 @@ struct Source {
     metrics: Metrics,
     reasons: Mutex<Vec<String>>,
     policies: Mutex<(u64, String)>,
+    feed: Arc<Feed>,
 }
 
 impl AdminSource for Source {
@@ -54,7 +55,7 @@ impl AdminSource for Source {
             if !change.dry_run {
                 *policies = (version, change.yaml);
             }
-            Ok(AppliedPolicies { version, dry_run: change.dry_run })
+            Ok(AppliedPolicies { version, dry_run: change.dry_run, changes: Vec::new() })
         }
         .boxed()
     }
@@ -96,6 +97,19 @@ impl AdminSource for Source {
         }
         .boxed()
     }
+
+    fn bucket_by_id<'a>(
+        &'a self,
+        policy: &'a str,
+        id: &'a str,
+    ) -> BoxFuture<'a, Result<BucketView, BucketError>> {
+        async move { Ok(BucketView { policy: policy.into(), bucket: id.into(), ..BucketView::default() }) }
+            .boxed()
+    }
+
+    fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.feed)
+    }
 }
 
 struct Admin {
@@ -112,6 +126,7 @@ impl Admin {
             metrics: Metrics::new("us-east"),
             reasons: Mutex::default(),
             policies: Mutex::new((1, "policies: []\n".into())),
+            feed: Arc::default(),
         });
         let listener = listen::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
@@ -267,6 +282,86 @@ async fn regions_are_changed_step_by_step() {
     ] {
         assert_eq!(admin.send(admin.to(method, path).body(body)).await.status, 401, "{path}");
     }
+}
+
+#[tokio::test]
+async fn the_console_is_served_with_what_keeps_it_safe_and_cached() {
+    let admin = Admin::new(None);
+    let page = admin.get("/console").await;
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    let policy = page.header("content-security-policy").unwrap();
+    for rule in [
+        "default-src 'none'",
+        "script-src 'self'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    ] {
+        assert!(policy.contains(rule), "{policy}");
+    }
+    assert!(!policy.contains("unsafe"), "{policy}");
+    assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+    let html = admin.to(Method::GET, "/console").send().await.unwrap().text().await.unwrap();
+    let linked: Vec<&str> =
+        html.split('"').filter(|part| part.starts_with("console/") && part.contains('.')).collect();
+    assert!(linked.len() >= 3, "{linked:?}");
+    for path in linked {
+        let path = format!("/{path}");
+        let file = admin.get(&path).await;
+        assert_eq!(file.status, 200, "{path}");
+        let tag = file.header("etag").unwrap().to_owned();
+        for (sent, status) in [(tag.as_str(), 304), (&format!("\"x\", W/{tag}"), 304), ("\"x\"", 200)] {
+            let again = admin.send(admin.to(Method::GET, &path).header("if-none-match", sent)).await;
+            assert_eq!((again.status, again.header("etag")), (status, Some(tag.as_str())), "{path} {sent}");
+        }
+    }
+    let moved =
+        reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    for (path, to) in [("/", "console"), ("/console/", "../console")] {
+        let answer = moved.get(format!("http://{}{path}", admin.address)).send().await.unwrap();
+        assert_eq!(answer.headers()["location"], to, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn events_are_streamed_to_so_many_and_end_with_the_daemon() {
+    let admin = Admin::new(None);
+    let open = || async { admin.to(Method::GET, "/v1/events").send().await.unwrap() };
+    let mut first = open().await;
+    assert_eq!(
+        (first.status().as_u16(), &first.headers()["content-type"]),
+        (200, &"text/event-stream".parse().unwrap())
+    );
+    assert_eq!(first.headers()["cache-control"], "no-store");
+    let begins = String::from_utf8(first.chunk().await.unwrap().unwrap().to_vec()).unwrap();
+    assert!(begins.contains("event: state") && begins.contains(r#""region":"us-east""#), "{begins}");
+    let mut others = Vec::new();
+    for _ in 1..admin::STREAMS_MAX {
+        others.push(open().await);
+    }
+    let one_more = admin.get("/v1/events").await;
+    assert_eq!((one_more.status, one_more.header("content-type")), (503, Some("application/problem+json")));
+    admin.source.feed.close();
+    let mut rest = String::new();
+    while let Some(chunk) = first.chunk().await.unwrap() {
+        rest.push_str(&String::from_utf8_lossy(&chunk));
+    }
+    assert!(!rest.contains("event: state"), "{rest}");
+}
+
+/// A page of another origin cannot set a token, and says where it comes from; without a token that must do.
+#[tokio::test]
+async fn another_origins_page_changes_nothing() {
+    let admin = Admin::new(None);
+    let lead = |origin: String| admin.to(Method::POST, "/v1/regions/ca-west/lead").header("origin", origin);
+    let here = format!("http://{}", admin.address);
+    for origin in ["http://evil.example", "null", "http://localhost", &format!("{here}0")] {
+        assert_eq!(admin.send(lead(origin.to_owned())).await.status, 403, "{origin}");
+    }
+    assert_eq!(admin.send(lead(here)).await.status, 503, "it got through to the daemon");
+    let behind_a_proxy = Admin::new(Some("s3cret"));
+    let request = behind_a_proxy.to(Method::POST, "/v1/regions/ca-west/lead").bearer_auth("s3cret");
+    let answer = behind_a_proxy.send(request.header("origin", "https://admin.example")).await;
+    assert_eq!(answer.status, 503, "whoever has the token may");
 }
 
 /// A page in a browser can send its own requests here, but under its own name.

@@ -43,6 +43,8 @@ const ARRIVAL: Duration = Duration::from_secs(10);
 const STALL: Duration = Duration::from_secs(15);
 /// A proposal waits no longer than this, whatever its caller says.
 const PROPOSE_WAIT_MAX: Duration = Duration::from_secs(30);
+/// A question from another region waits, and is answered, within this.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Connections finish what they do within this when the node stops.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -59,6 +61,7 @@ pub(crate) fn router(node: Arc<Node>) -> Router {
         .route(path::PROPOSE, post(propose))
         .route(path::WHO, post(who))
         .route(path::MEMBERS, post(members))
+        .route(path::QUESTION, post(question))
         .layer(middleware::from_fn_with_state(Arc::clone(&node), admit))
         .with_state(node)
 }
@@ -212,6 +215,15 @@ async fn members(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fau
     let change: wire::MemberChange = read(body, CALL_BYTES_MAX).await?;
     let reply: wire::MemberReply = node.change_members_here(change).await;
     answer(&reply)
+}
+
+/// Answered one at a time: they are for people to look at, and must not be in the way of anything.
+async fn question(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+    let wire::Question { body } = read(body, CALL_BYTES_MAX).await?;
+    let answers = node.answers.get().ok_or(Fault::Busy)?;
+    let _one = timeout(ANSWER_WITHIN, node.answering.acquire()).await.map_err(|_| Fault::Busy)?;
+    let body = timeout(ANSWER_WITHIN, answers(body)).await.map_err(|_| Fault::Busy)?.ok_or(Fault::Busy)?;
+    answer(&wire::QuestionReply { body })
 }
 
 async fn vote(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {

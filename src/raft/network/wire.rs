@@ -36,6 +36,7 @@ pub(crate) mod path {
     /// For whoever asks, also a region that is no peer (yet): see [`super::Who`].
     pub const WHO: &str = "/peer/v1/who";
     pub const MEMBERS: &str = "/peer/v1/members";
+    pub const QUESTION: &str = "/peer/v1/question";
 }
 
 pub(crate) mod header {
@@ -172,6 +173,18 @@ pub(crate) enum MemberFault {
     /// It may have happened, or may yet.
     #[error("{0}")]
     Unknown(String),
+}
+
+/// What another region wants to know that is no business of Raft's: see [`crate::raft::Answers`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Question {
+    pub body: Vec<u8>,
+}
+
+/// The answer to a [`Question`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct QuestionReply {
+    pub body: Vec<u8>,
 }
 
 /// Operations on their way to the leader.

@@ -3,6 +3,7 @@
 //! Every process is started on ports and folders of its own, is killed by its own id when it is dropped, and prints the
 //! end of its log if the test failed. Nothing here sleeps for luck: it polls, with a deadline.
 
+pub mod browser;
 pub mod client;
 pub mod clock;
 pub mod cluster;
