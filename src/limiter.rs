@@ -5,6 +5,7 @@
 
 pub mod active;
 mod fallback;
+pub mod newcomers;
 pub mod table;
 
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
@@ -18,6 +19,7 @@ use crate::telemetry::Metrics;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
+use newcomers::{Caller, NewBuckets, Newcomers};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -41,6 +43,8 @@ pub struct Core {
     pub table: Table,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// Buckets that nobody has asked for before.
+    pub newcomers: Newcomers,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -61,11 +65,18 @@ impl Core {
             active: ArcSwap::from_pointee(active),
             table: Table::default(),
             metrics,
+            newcomers: Newcomers::new(NewBuckets::default()),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
             lease_takes: AtomicI64::new(LEASE_TAKES.0),
         }
+    }
+
+    /// The same with these limits on new buckets.
+    #[must_use]
+    pub fn with_new_buckets(self, limits: NewBuckets) -> Self {
+        Self { newcomers: Newcomers::new(limits), ..self }
     }
 
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
@@ -91,6 +102,13 @@ pub trait Decide: Clone + Send + Sync + 'static {
         request: &Request<'_>,
         deadline: Option<Duration>,
     ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
+
+    /// The same, for requests of this caller. By default it makes no difference who asks.
+    #[must_use]
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        let _ = caller;
+        self.clone()
+    }
 }
 
 /// Decides about requests. Each worker thread has its own, with its own way to the store.
@@ -98,9 +116,11 @@ pub trait Decide: Clone + Send + Sync + 'static {
 pub struct Limiter<S> {
     store: S,
     core: Arc<Core>,
+    caller: Caller,
 }
 
 /// A charge with what is needed to judge it.
+#[derive(Clone)]
 struct Held<'a> {
     charge: Charge,
     policy: &'a ActivePolicy,
@@ -132,7 +152,7 @@ impl<S: Store> Decide for Limiter<S> {
         }
         let mut held = hold(&active, &matched);
         let limits = if held.iter().any(|h| h.limit.is_some()) {
-            self.take(&mut held, deadline.map(|d| begun + d)).await
+            self.take_known(&mut held, deadline.map(|d| begun + d)).await
         } else {
             held.iter().map(|h| h.unlimited()).collect()
         };
@@ -141,13 +161,17 @@ impl<S: Store> Decide for Limiter<S> {
         }
         Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
     }
+
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        Self { caller, ..self.clone() }
+    }
 }
 
 impl<S: Store> Limiter<S> {
     /// One with its own way to the store.
     #[must_use]
     pub fn new(store: S, core: Arc<Core>) -> Self {
-        Self { store, core }
+        Self { store, core, caller: Caller::ANYONE }
     }
 
     async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {

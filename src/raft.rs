@@ -22,6 +22,7 @@ mod word;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
+use crate::tls::{TlsError, TlsFiles};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Duration;
@@ -86,6 +87,14 @@ pub struct PeerTls {
     pub ca: PathBuf,
 }
 
+impl PeerTls {
+    /// The same, for [`crate::tls`].
+    #[must_use]
+    pub fn files(&self) -> TlsFiles {
+        TlsFiles { cert: self.cert.clone(), key: self.key.clone(), ca: Some(self.ca.clone()) }
+    }
+}
+
 /// Why Raft could not start or do what an operator asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum RaftError {
@@ -127,6 +136,9 @@ pub enum RaftError {
         /// Why.
         source: std::io::Error,
     },
+    /// A certificate, a key or an authority.
+    #[error("peer_tls: {0}")]
+    Tls(#[from] TlsError),
     /// Leadership was not handed over.
     #[error("leadership was not handed over: {0}")]
     Transfer(String),

@@ -8,7 +8,7 @@ use crate::quota::matching::{Request, Subject, bucket_id};
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
-use crate::server::admin::{self, Access, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction};
+use crate::server::admin::{self, AdminSource, ApplyError, BucketError, PolicyChange, RegionAction};
 use crate::server::state::{
     AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerState,
     PolicyState, RaftState, RegionStep, RegionsState, State, StoreState,
@@ -36,8 +36,8 @@ pub async fn serve(
     stopping: watch::Receiver<bool>,
     fail: watch::Sender<Option<String>>,
 ) {
-    let token = inner.config.admin_token.as_ref().map(|t| t.expose().to_owned());
-    let routes = admin::router(inner, Access { token });
+    let access = inner.live.access.clone();
+    let routes = admin::router(inner, access);
     if let Err(error) = admin::serve(listener, routes, stopping).await {
         fail.send_replace(Some(format!("admin listener: {error}")));
     }

@@ -4,5 +4,4 @@ pub(super) mod append;
 pub(super) mod client;
 pub(super) mod peers;
 pub(super) mod server;
-pub(super) mod tls;
 pub(super) mod wire;

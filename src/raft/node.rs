@@ -6,7 +6,6 @@ use super::log::LogStore;
 use super::machine::Machine;
 use super::network::client::{CallError, Client, Lane};
 use super::network::peers::{Peer, Peers, REGIONS_MAX};
-use super::network::tls;
 use super::network::wire::{self, Hello, HelloReply, Propose, ProposeReply, Refusal, path};
 use super::propose::{Proposals, check_size};
 use super::replica::Replica;
@@ -125,7 +124,7 @@ impl Node {
         let raft = OpenRaft::new(me, Arc::new(settings), client.clone(), log, machine)
             .await
             .map_err(|e| RaftError::Storage { path: config.data_dir.clone(), what: e.to_string() })?;
-        let tls = config.tls.as_ref().map(tls::server).transpose()?;
+        let tls = config.tls.as_ref().map(|tls| tls.files().server(&["h2"])).transpose()?;
         let node = Arc::new(Self {
             proposals: Proposals::start(raft.clone(), Arc::clone(&replica)),
             founding: founding(&voters),
@@ -247,7 +246,7 @@ impl Node {
     /// Reads the TLS files again, for connections from now on.
     pub fn reload_tls(&self) -> Result<(), RaftError> {
         if let Some(files) = &self.tls_files {
-            let server = tls::server(files)?;
+            let server = files.files().server(&["h2"])?;
             self.client.reload(Some(files))?;
             self.tls.store(Some(server));
         }

@@ -2,8 +2,10 @@
 //!
 //! The content type of a request is not looked at: whatever is there is read as JSON, so that `curl -d` just works.
 
+use super::callers::Connected;
 use super::problem::Problem;
 use super::{BODY_MAX, Decide};
+use crate::limiter::newcomers::Caller;
 use crate::quota::amount::Tokens;
 use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
@@ -35,6 +37,7 @@ const DISCARD_MAX: usize = 16 * BODY_MAX;
 #[derive(Clone, Debug)]
 pub struct Http<D> {
     inner: Arc<Inner<D>>,
+    connected: Option<Connected>,
 }
 
 #[derive(Debug)]
@@ -48,7 +51,13 @@ impl<D: Decide> Http<D> {
     /// Decisions by `decide`; a request may take `timeout` to come in and as long to be decided.
     #[must_use]
     pub fn new(decide: D, timeout: Duration, metrics: Arc<Metrics>) -> Self {
-        Self { inner: Arc::new(Inner { decide, timeout, metrics }) }
+        Self { inner: Arc::new(Inner { decide, timeout, metrics }), connected: None }
+    }
+
+    /// The same for one connection.
+    #[must_use]
+    pub fn of(self, connected: Connected) -> Self {
+        Self { connected: Some(connected), ..self }
     }
 }
 
@@ -58,12 +67,29 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Http<D> {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        let inner = Arc::clone(&self.inner);
-        async move { Ok(inner.route(request).await) }.boxed()
+        let caller = self.connected.as_ref().map_or(Ok(Caller::ANYONE), |c| c.who(request.headers()));
+        match caller {
+            Ok(caller) => {
+                let inner = self.inner.on_behalf_of(caller);
+                async move { Ok(inner.route(request).await) }.boxed()
+            }
+            Err(why) => {
+                self.inner.metrics.unauthenticated(Protocol::Http);
+                let mut response = Problem::new(StatusCode::UNAUTHORIZED, why).response();
+                let bearer = HeaderValue::from_static("Bearer");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
+                std::future::ready(Ok(response)).boxed()
+            }
+        }
     }
 }
 
 impl<D: Decide> Inner<D> {
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        let (timeout, metrics) = (self.timeout, Arc::clone(&self.metrics));
+        Self { decide: self.decide.on_behalf_of(caller), timeout, metrics }
+    }
+
     async fn route(&self, request: http::Request<Incoming>) -> Response<Full<Bytes>> {
         let result = match (request.uri().path(), request.method()) {
             ("/v1/check", &Method::POST) => self.check(request).await,

@@ -253,7 +253,7 @@ impl Client {
 
 impl Lanes {
     fn new(timing: &Timing, tls: Option<&PeerTls>) -> Result<Self, RaftError> {
-        let config = super::tls::client(tls)?;
+        let config = crate::tls::client(tls.map(PeerTls::files).as_ref())?;
         let client = || {
             reqwest::Client::builder()
                 .tls_backend_preconfigured(config.clone())
