@@ -12,6 +12,7 @@ use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
 use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, TokenBucket};
+use crate::quota::redaction::Redaction;
 use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
@@ -45,6 +46,8 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     /// Buckets that nobody has asked for before.
     pub newcomers: Newcomers,
+    /// Values that are not stored, logged or shown.
+    pub redaction: Redaction,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -66,6 +69,7 @@ impl Core {
             table: Table::default(),
             metrics,
             newcomers: Newcomers::new(NewBuckets::default()),
+            redaction: Redaction::default(),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
@@ -77,6 +81,12 @@ impl Core {
     #[must_use]
     pub fn with_new_buckets(self, limits: NewBuckets) -> Self {
         Self { newcomers: Newcomers::new(limits), ..self }
+    }
+
+    /// The same, redacting these values.
+    #[must_use]
+    pub fn with_redaction(self, redaction: Redaction) -> Self {
+        Self { redaction, ..self }
     }
 
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.

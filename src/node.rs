@@ -6,13 +6,14 @@ mod live;
 mod regions;
 mod waiting;
 
-use crate::config::{Config, StoreConfig, Unmatched};
+use crate::config::{Config, Secret, StoreConfig, Unmatched};
 use crate::limiter::active::Active;
 use crate::limiter::newcomers::NewBuckets;
 use crate::limiter::{Core, Limiter};
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Mode, Policy};
 use crate::quota::pool::Standing;
+use crate::quota::redaction::Redaction;
 use crate::raft::{self, Raft, RaftConfig, RaftError, RaftStatus};
 use crate::reconcile::{Progress, Reconcile};
 use crate::server::listen::bind;
@@ -93,7 +94,9 @@ impl Node {
     pub async fn start(config: Config, first_policies: Vec<Policy>) -> Result<Self, NodeError> {
         let live = Arc::new(Live::new(&config)?);
         let (peer, admin) = (bind(config.listen.peer)?, bind(config.listen.admin)?);
+        let redaction = redaction(&config);
         let mut raft_config = raft_config(&config);
+        raft_config.redaction = redaction.fingerprint();
         raft_config.seat = waiting::for_seat(&raft_config, &admin).await?;
         let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
         let metrics = Arc::new(Metrics::new(&config.region));
@@ -109,7 +112,7 @@ impl Node {
         let new_buckets =
             NewBuckets { per_second: limits.new_buckets_per_second, stored_max: limits.buckets };
         let core = Core::new(active, Arc::clone(&metrics), local, Box::new(peek));
-        let core = Arc::new(core.with_new_buckets(new_buckets));
+        let core = Arc::new(core.with_new_buckets(new_buckets).with_redaction(redaction));
         let reconcile = Reconcile::new(
             raft.clone(),
             store.clone(),
@@ -279,7 +282,19 @@ fn raft_config(config: &Config) -> RaftConfig {
             ca: tls.ca.clone(),
         }),
         rtt_max: config.cluster.rtt_max,
+        redaction: None,
     }
+}
+
+/// Without a key of its own it takes the cluster's name: then values can be tried by whoever knows that.
+fn redaction(config: &Config) -> Redaction {
+    let secret = config.redact_key.as_ref().map(Secret::expose);
+    if secret.is_none() && !config.redact.is_empty() {
+        tracing::warn!(
+            "`redact` has no `redact_key_file`: whoever sees the names of buckets can try values until one fits"
+        );
+    }
+    Redaction::new(config.redact.clone(), secret.unwrap_or(&config.cluster.name))
 }
 
 fn store(config: &Config) -> Result<AnyStore, NodeError> {

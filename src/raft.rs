@@ -56,6 +56,9 @@ pub struct RaftConfig {
     pub tls: Option<PeerTls>,
     /// The longest round trip between two regions. Every timeout follows from it.
     pub rtt_max: Duration,
+    /// Sums up how the region names its buckets (see [`crate::quota::redaction`]): those that do it otherwise share none with it, and are
+    /// refused.
+    pub redaction: Option<u64>,
 }
 
 /// The longest round trip between regions that is assumed where nobody says otherwise.

@@ -109,6 +109,7 @@ impl Cluster {
             seat: None,
             tls: self.tls[i].clone(),
             rtt_max: self.rtt_max,
+            redaction: None,
         }
     }
 

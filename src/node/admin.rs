@@ -4,7 +4,7 @@ use super::Inner;
 use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
-use crate::quota::matching::{Request, Subject, bucket_id};
+use crate::quota::matching::{Request, Subject};
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
@@ -303,7 +303,7 @@ impl Inner {
         let bucket = charge.bucket;
         debug_assert_eq!(
             bucket,
-            bucket_id(
+            self.core.redaction.bucket_id(
                 policy,
                 known
                     .policy

@@ -1,6 +1,7 @@
 //! The wire between regions: HTTP/2, postcard bodies behind a version byte, mutual TLS.
 
 pub(super) mod append;
+pub(super) mod certificate;
 pub(super) mod client;
 pub(super) mod peers;
 pub(super) mod server;

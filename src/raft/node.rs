@@ -111,7 +111,8 @@ impl Node {
         .map_err(|e| RaftError::Config(e.to_string()))?;
         let Opened { identity, known, word, fresh, log, machine } = opened?;
         let me = identity.node_id;
-        let peers = Arc::new(Peers::new(identity, known, &config.regions));
+        let peers = Peers::new(identity, known, &config.regions).with_redaction(config.redaction);
+        let peers = Arc::new(peers);
         let client = ground.client(Client::new(peers, timing, config.tls.as_ref())?);
         if fresh {
             refuse_to_start_over(&client, &config.data_dir).await?;
