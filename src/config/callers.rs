@@ -2,7 +2,7 @@
 
 use super::decode::{self, Fields, Wrong};
 use super::fault::shown;
-use super::region::{Reader, path, read_secret, token};
+use super::region::{Reader, path, secret_text, token};
 use super::{CallerLimits, CallerTls, Secret};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const NAME_BYTES_MAX: usize = 128;
 /// # Errors
 /// What is wrong with it, and the mend; nothing of a token.
 pub fn tokens(file: &Path) -> Result<Vec<(Arc<str>, Secret)>, Wrong> {
-    let text = read_secret(file)?;
+    let text = secret_text(file)?;
     let mut tokens: Vec<(Arc<str>, Secret)> = Vec::new();
     let (mut names, mut secrets) = (HashSet::new(), HashSet::new());
     for (number, line) in (1..).zip(text.lines()) {

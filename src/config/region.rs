@@ -509,7 +509,12 @@ pub(super) fn token(text: &str) -> Result<Secret, Wrong> {
 }
 
 /// A secret file's text without the white space round it.
-pub(super) fn read_secret(file: &Path) -> Result<String, Wrong> {
+fn read_secret(file: &Path) -> Result<String, Wrong> {
+    secret_text(file).map(|text| text.trim().to_owned())
+}
+
+/// A secret file's text.
+pub(super) fn secret_text(file: &Path) -> Result<String, Wrong> {
     let unreadable = |error: std::io::Error| {
         let what = format!("names a file that cannot be read: {}: {error}", file.display());
         Wrong::new(what, "check the path and its permissions")
@@ -521,5 +526,5 @@ pub(super) fn read_secret(file: &Path) -> Result<String, Wrong> {
         let what = format!("names a file that is too large for a secret: {}", file.display());
         return Err(Wrong::new(what, format!("at most {SECRET_FILE_BYTES_MAX} bytes are possible")));
     }
-    Ok(text.trim().to_owned())
+    Ok(text)
 }
