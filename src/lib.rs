@@ -72,6 +72,8 @@ pub mod bugs;
 pub mod cli;
 pub mod clock;
 pub mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod limiter;
 pub mod node;
 pub mod quota;

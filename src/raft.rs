@@ -2,6 +2,8 @@
 
 mod changes;
 mod data_dir;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gate;
 mod log;
 mod machine;

@@ -147,6 +147,15 @@ pub async fn side_services(
     Ok(routes.prepare())
 }
 
+/// Reads a message and decides about it, whatever it is.
+#[cfg(any(test, fuzzing))]
+pub(crate) async fn read_any<D: Decide>(bytes: &[u8], decide: &D) -> Result<Vec<u8>, Status> {
+    let message: RateLimitRequest = unary::decode(bytes::Bytes::copy_from_slice(bytes), BODY_MAX)?;
+    let (timeout, metrics) = (Duration::from_secs(1), Arc::new(Metrics::new("fuzz")));
+    let decisions = Decisions { decide: decide.clone(), timeout, metrics };
+    decisions.decide(&message, None).await.map(|response| unary::encode(&response))
+}
+
 /// What is behind the method.
 #[derive(Debug)]
 struct Decisions<D> {

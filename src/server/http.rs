@@ -164,6 +164,16 @@ fn too_large() -> Problem {
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {BODY_MAX} bytes"))
 }
 
+/// Reads a body and decides about it, whatever it is.
+#[cfg(any(test, fuzzing))]
+pub(crate) async fn read_any<D: Decide>(bytes: &[u8], decide: &D) -> Response<Full<Bytes>> {
+    let decided = match parse(bytes) {
+        Ok(body) => body.decide(decide).await,
+        Err(problem) => Err(problem),
+    };
+    decided.map_or_else(|problem| problem.response(), |verdict| response(&verdict))
+}
+
 /// The body of a request.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
