@@ -4,5 +4,7 @@ pub(super) mod append;
 pub(super) mod certificate;
 pub(super) mod client;
 pub(super) mod peers;
+#[cfg(test)]
+mod samples;
 pub(super) mod server;
 pub(super) mod wire;
