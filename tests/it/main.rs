@@ -9,5 +9,6 @@ mod envoy;
 mod faults;
 mod members;
 mod region;
+mod safety;
 mod support;
 mod tidy;
