@@ -2,6 +2,7 @@
 //!
 //! After that nothing is a string or a maybe: what these types hold has been checked.
 
+pub mod callers;
 pub mod decode;
 pub mod env;
 pub mod envoy_ratelimit;
@@ -74,8 +75,18 @@ pub struct Config {
     pub peer_tls: Option<PeerTls>,
     /// Bearer token for everything on the admin listener that changes state. Always there if that is not on loopback.
     pub admin_token: Option<Secret>,
+    /// Where it was read from, if from a file: it is read again when that changes.
+    pub admin_token_file: Option<PathBuf>,
+    /// TLS on the callers' listeners.
+    pub caller_tls: Option<CallerTls>,
+    /// Bearer tokens of callers, one of which every request must bring: see [`callers::tokens`]. Without it none is needed.
+    pub caller_tokens_file: Option<PathBuf>,
+    /// How much of this region callers may have.
+    pub caller_limits: CallerLimits,
     /// Descriptor keys whose values are stored, logged and shown only as a keyed hash.
     pub redact: BTreeSet<Arc<str>>,
+    /// The key of that hash, the same in every region. Without it the hash is only keyed with the cluster's name.
+    pub redact_key: Option<Secret>,
     /// How `/v1/forward-auth` makes attributes out of a request; without it the path is not served.
     pub forward_auth: Option<ForwardAuth>,
     /// Logs and traces.
@@ -196,6 +207,44 @@ pub struct PeerTls {
     pub key: PathBuf,
     /// The authority that signs all regions' certificates.
     pub ca: PathBuf,
+}
+
+/// The PEM files of TLS on the callers' listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallerTls {
+    /// The certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority that callers' certificates must come from; without it they need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// How much of a region callers may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerLimits {
+    /// Connections at once, on each of the two listeners.
+    pub connections: u32,
+    /// The same from one address.
+    pub connections_per_address: u32,
+    /// Requests at once on one connection (HTTP/2).
+    pub streams: u32,
+    /// Buckets a second that nobody has asked for lately, all callers together.
+    pub new_buckets_per_second: u32,
+    /// Keys in the store beyond which no bucket is made.
+    pub buckets: u64,
+}
+
+impl Default for CallerLimits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            connections_per_address: 4_096,
+            streams: 1_024,
+            new_buckets_per_second: 10_000,
+            buckets: 4_000_000,
+        }
+    }
 }
 
 /// How `/v1/forward-auth` makes attributes out of a request.

@@ -36,12 +36,13 @@
 //! | [`quota`] | the pure core: no I/O, async, clock, randomness, floats or logging | std, serde (and blake3, for names of buckets) |
 //! | [`config`] | files → valid types, or every fault with its place and mend | `quota` |
 //! | [`store`] | a region's buckets: Redis, or memory | `quota` |
-//! | [`raft`] | openraft round the pool: log, snapshots, the wire between regions | `quota` |
+//! | [`raft`] | openraft round the pool: log, snapshots, the wire between regions | `quota`, `tls` |
 //! | [`limiter`] | the fast loop | `store`, `quota`, `telemetry`; implements `server::Decide` |
 //! | [`reconcile`] | the slow loop | `store`, `raft`, `quota`, the limiter's tallies |
-//! | [`server`] | listeners, limits, HTTP, gRPC, admin | `quota`, `telemetry` |
+//! | [`server`] | listeners, limits, HTTP, gRPC, admin | `quota`, `telemetry`, `tls` |
 //! | [`telemetry`] | logs, traces, every metric | `quota` |
 //! | [`clock`] | the machine's clock | `quota` |
+//! | [`tls`] | TLS from files, files that change | std, rustls |
 //! | [`bugs`] | deliberate bugs for `quorate-chaos` to catch; constants without feature `sim` | std |
 //! | [`wan`] | a line with delay and partitions, for `quorate dev` and tests | tokio |
 //! | [`node`] | builds, runs and drains one region | all |
@@ -71,6 +72,8 @@ pub mod bugs;
 pub mod cli;
 pub mod clock;
 pub mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod limiter;
 pub mod node;
 pub mod quota;
@@ -79,4 +82,5 @@ pub mod reconcile;
 pub mod server;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod wan;

@@ -6,12 +6,14 @@
 pub mod active;
 mod fallback;
 pub mod meter;
+pub mod newcomers;
 pub mod table;
 
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
 use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, TokenBucket};
+use crate::quota::redaction::Redaction;
 use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
@@ -20,6 +22,7 @@ use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
 use meter::{Answered, Meter};
+use newcomers::{Caller, NewBuckets, Newcomers};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -45,6 +48,10 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     /// What passes, by policy and by the busiest buckets.
     pub meter: Meter,
+    /// Buckets that nobody has asked for before.
+    pub newcomers: Newcomers,
+    /// Values that are not stored, logged or shown.
+    pub redaction: Redaction,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -66,6 +73,8 @@ impl Core {
             table: Table::default(),
             metrics,
             meter: Meter::default(),
+            newcomers: Newcomers::new(NewBuckets::default()),
+            redaction: Redaction::default(),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
@@ -77,6 +86,18 @@ impl Core {
     #[must_use]
     pub fn with_meter(self, meter: Meter) -> Self {
         Self { meter, ..self }
+    }
+
+    /// The same with these limits on new buckets.
+    #[must_use]
+    pub fn with_new_buckets(self, limits: NewBuckets) -> Self {
+        Self { newcomers: Newcomers::new(limits), ..self }
+    }
+
+    /// The same, redacting these values.
+    #[must_use]
+    pub fn with_redaction(self, redaction: Redaction) -> Self {
+        Self { redaction, ..self }
     }
 
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
@@ -102,6 +123,13 @@ pub trait Decide: Clone + Send + Sync + 'static {
         request: &Request<'_>,
         deadline: Option<Duration>,
     ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
+
+    /// The same, for requests of this caller. By default it makes no difference who asks.
+    #[must_use]
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        let _ = caller;
+        self.clone()
+    }
 }
 
 /// Decides about requests. Each worker thread has its own, with its own way to the store.
@@ -109,9 +137,11 @@ pub trait Decide: Clone + Send + Sync + 'static {
 pub struct Limiter<S> {
     store: S,
     core: Arc<Core>,
+    caller: Caller,
 }
 
 /// A charge with what is needed to judge it.
+#[derive(Clone)]
 struct Held<'a> {
     charge: Charge,
     policy: &'a ActivePolicy,
@@ -143,7 +173,7 @@ impl<S: Store> Decide for Limiter<S> {
         }
         let mut held = hold(&active, &matched);
         let limits = if held.iter().any(|h| h.limit.is_some()) {
-            self.take(&mut held, deadline.map(|d| begun + d)).await
+            self.take_known(&mut held, deadline.map(|d| begun + d)).await
         } else {
             held.iter().map(|h| h.unlimited()).collect()
         };
@@ -153,13 +183,17 @@ impl<S: Store> Decide for Limiter<S> {
         self.meter(request, &held, &limits);
         Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
     }
+
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        Self { caller, ..self.clone() }
+    }
 }
 
 impl<S: Store> Limiter<S> {
     /// One with its own way to the store.
     #[must_use]
     pub fn new(store: S, core: Arc<Core>) -> Self {
-        Self { store, core }
+        Self { store, core, caller: Caller::ANYONE }
     }
 
     async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {

@@ -2,25 +2,29 @@
 
 mod admin;
 mod files;
+mod live;
 mod overview;
 mod regions;
 mod waiting;
 
-use crate::config::{Config, StoreConfig, Unmatched};
+use crate::config::{Config, Secret, StoreConfig, Unmatched};
 use crate::limiter::active::Active;
 use crate::limiter::meter::Meter;
+use crate::limiter::newcomers::NewBuckets;
 use crate::limiter::{Core, Limiter};
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Mode, Policy};
 use crate::quota::pool::Standing;
+use crate::quota::redaction::Redaction;
 use crate::raft::{self, Raft, RaftConfig, RaftError, RaftStatus};
 use crate::reconcile::{Progress, Reconcile};
 use crate::server::listen::bind;
 use crate::server::{self, Listeners, Server, ServerError};
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
-use crate::store::{AnyStore, RegionStore as _};
+use crate::store::{AnyStore, RegionStore as _, Store as _};
 use crate::telemetry::{Metrics, wall_clock};
+use live::{Live, LiveError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -37,6 +41,9 @@ const SLOW_START: Duration = Duration::from_secs(10);
 /// How long the slow loop may take to end: it gives leases back.
 const RECONCILE_DRAIN: Duration = Duration::from_secs(5);
 
+/// How often the store is asked how many keys it holds.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
 /// Why a region could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -49,6 +56,9 @@ pub enum NodeError {
     /// The store's configuration.
     #[error(transparent)]
     Store(#[from] RedisConfigError),
+    /// A certificate or a token.
+    #[error(transparent)]
+    Live(#[from] LiveError),
 }
 
 /// One running region.
@@ -69,6 +79,7 @@ struct Inner {
     raft: Raft,
     store: AnyStore,
     core: Arc<Core>,
+    live: Arc<Live>,
     progress: watch::Receiver<Progress>,
     /// What is shown of the whole cluster.
     overview: overview::Overview,
@@ -85,8 +96,11 @@ impl Node {
     /// # Errors
     /// See [`NodeError`].
     pub async fn start(config: Config, first_policies: Vec<Policy>) -> Result<Self, NodeError> {
+        let live = Arc::new(Live::new(&config)?);
         let (peer, admin) = (bind(config.listen.peer)?, bind(config.listen.admin)?);
+        let redaction = redaction(&config);
         let mut raft_config = raft_config(&config);
+        raft_config.redaction = redaction.fingerprint();
         raft_config.seat = waiting::for_seat(&raft_config, &admin).await?;
         let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
         let metrics = Arc::new(Metrics::new(&config.region));
@@ -98,8 +112,14 @@ impl Node {
         let pool = raft.pool();
         // A request does not wait for a replica that is applying something.
         let peek = move |policy, bucket| pool.try_read().map(|pool| pool.free(policy, bucket, pool.tau()));
-        let core = Core::new(active, Arc::clone(&metrics), local, Box::new(peek));
-        let core = Arc::new(core.with_meter(Meter::new(config.redact.clone())));
+        let limits = config.caller_limits;
+        let new_buckets =
+            NewBuckets { per_second: limits.new_buckets_per_second, stored_max: limits.buckets };
+        let core = Core::new(active, Arc::clone(&metrics), local, Box::new(peek))
+            .with_meter(Meter::new(redaction.clone()))
+            .with_new_buckets(new_buckets)
+            .with_redaction(redaction);
+        let core = Arc::new(core);
         let reconcile = Reconcile::new(
             raft.clone(),
             store.clone(),
@@ -113,6 +133,7 @@ impl Node {
             store: store.clone(),
             core: Arc::clone(&core),
             overview: overview::Overview::default(),
+            live: Arc::clone(&live),
             joined: AtomicBool::new(false),
             began: Instant::now(),
             config,
@@ -124,6 +145,8 @@ impl Node {
         let (ready, is_ready) = watch::channel(false);
         let (able, is_able) = watch::channel(false);
         let mut tasks = vec![
+            tokio::spawn(live::follow(Arc::clone(&live), raft.clone(), stopping.clone())),
+            tokio::spawn(count_keys(Arc::clone(&inner), stopping.clone())),
             tokio::spawn(serve_peers(raft, peer, fail.clone())),
             tokio::spawn(admin::serve(Arc::clone(&inner), admin, stopping.clone(), fail.clone())),
         ];
@@ -131,9 +154,13 @@ impl Node {
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
-        let forward_auth = inner.config.forward_auth.clone();
+        let forward_auth = inner.config.forward_auth.clone().map(Arc::new);
         let mut options = server::Options { forward_auth, able: Some(is_able), ..server::Options::default() };
-        options.connections_max = options.connections_max.min(files::connections_max(2));
+        let many = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+        options.connections_max = many(limits.connections).min(files::connections_max(2));
+        options.connections_per_address_max = many(limits.connections_per_address);
+        options.connection.streams_max = limits.streams;
+        options.callers = live.callers.clone();
         let server = server::start(listeners, options, metrics, is_ready, build).await?;
         Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })
     }
@@ -144,12 +171,12 @@ impl Node {
         self.inner.not_ready()
     }
 
-    /// Reads what can change live again: the TLS files between regions.
+    /// Reads what can change live again: certificates and tokens.
     ///
     /// # Errors
-    /// If they cannot be used: then the old ones stay in use.
+    /// One cannot be used: then the old one stays in use.
     pub fn reload(&self) -> Result<(), NodeError> {
-        Ok(self.inner.raft.reload_tls()?)
+        Ok(self.inner.live.reload(&self.inner.raft)?)
     }
 
     /// Waits until it cannot go on, and says why.
@@ -265,7 +292,19 @@ fn raft_config(config: &Config) -> RaftConfig {
             ca: tls.ca.clone(),
         }),
         rtt_max: config.cluster.rtt_max,
+        redaction: None,
     }
+}
+
+/// Without a key of its own it takes the cluster's name: then values can be tried by whoever knows that.
+fn redaction(config: &Config) -> Redaction {
+    let secret = config.redact_key.as_ref().map(Secret::expose);
+    if secret.is_none() && !config.redact.is_empty() {
+        tracing::warn!(
+            "`redact` has no `redact_key_file`: whoever sees the names of buckets can try values until one fits"
+        );
+    }
+    Redaction::new(config.redact.clone(), secret.unwrap_or(&config.cluster.name))
 }
 
 fn store(config: &Config) -> Result<AnyStore, NodeError> {
@@ -307,6 +346,21 @@ async fn until_able(inner: Arc<Inner>, able: watch::Sender<bool>, mut stopping: 
     tokio::select! {
         () = both => { able.send_replace(true); }
         _ = stopping.wait_for(|stop| *stop) => {}
+    }
+}
+
+/// Keeps track of how full the store is.
+async fn count_keys(inner: Arc<Inner>, mut stopping: watch::Receiver<bool>) {
+    loop {
+        // One that does not answer counts as it did last; callers find out by themselves.
+        if let Ok((stored, _)) = inner.store.known(Vec::new()).await {
+            inner.core.newcomers.set_stored(stored);
+            inner.core.metrics.stored.set(i64::try_from(stored).unwrap_or(i64::MAX));
+        }
+        tokio::select! {
+            () = tokio::time::sleep(COUNT_EVERY) => {}
+            _ = stopping.wait_for(|stop| *stop) => return,
+        }
     }
 }
 

@@ -16,4 +16,5 @@ pub mod guarantee;
 pub mod matching;
 pub mod policy;
 pub mod pool;
+pub mod redaction;
 pub mod verdict;

@@ -2,6 +2,8 @@
 
 mod changes;
 mod data_dir;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gate;
 mod log;
 mod machine;
@@ -22,6 +24,7 @@ mod word;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
+use crate::tls::{TlsError, TlsFiles};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Duration;
@@ -58,6 +61,9 @@ pub struct RaftConfig {
     pub tls: Option<PeerTls>,
     /// The longest round trip between two regions. Every timeout follows from it.
     pub rtt_max: Duration,
+    /// Sums up how the region names its buckets (see [`crate::quota::redaction`]): those that do it otherwise share none with it, and are
+    /// refused.
+    pub redaction: Option<u64>,
 }
 
 /// The longest round trip between regions that is assumed where nobody says otherwise.
@@ -87,6 +93,14 @@ pub struct PeerTls {
     pub key: PathBuf,
     /// The authorities that peers' certificates must come from.
     pub ca: PathBuf,
+}
+
+impl PeerTls {
+    /// The same, for [`crate::tls`].
+    #[must_use]
+    pub fn files(&self) -> TlsFiles {
+        TlsFiles { cert: self.cert.clone(), key: self.key.clone(), ca: Some(self.ca.clone()) }
+    }
 }
 
 /// Why Raft could not start or do what an operator asked for.
@@ -130,6 +144,9 @@ pub enum RaftError {
         /// Why.
         source: std::io::Error,
     },
+    /// A certificate, a key or an authority.
+    #[error("peer_tls: {0}")]
+    Tls(#[from] TlsError),
     /// Leadership was not handed over.
     #[error("leadership was not handed over: {0}")]
     Transfer(String),

@@ -5,6 +5,7 @@
 //! runtime. Both go through [`listen`], where the limits on connections are.
 
 pub mod admin;
+pub mod callers;
 pub mod grpc;
 pub mod http;
 pub mod listen;
@@ -16,6 +17,7 @@ pub use crate::limiter::Decide;
 use crate::config::ForwardAuth;
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Protocol;
+use callers::{Addresses, Callers};
 use listen::{Acceptor, ConnectionLimits, Worker};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -42,12 +44,16 @@ pub struct Options {
     pub workers: usize,
     /// Connections at once, on each of the listeners; more wait in its backlog.
     pub connections_max: usize,
+    /// Connections at once from one address, on each of the listeners; more are hung up on.
+    pub connections_per_address_max: usize,
+    /// What callers must show.
+    pub callers: Callers,
     /// Limits on each connection.
     pub connection: ConnectionLimits,
     /// How long a request may take, its body included.
     pub request_timeout: Duration,
     /// What `/v1/forward-auth` asks about; `None`: it is not served.
-    pub forward_auth: Option<ForwardAuth>,
+    pub forward_auth: Option<Arc<ForwardAuth>>,
     /// Callers' first connections wait in the backlog until this says that the region can decide, for at most
     /// [`ABLE_WITHIN`]: a restart is a short delay to them, not a burst of refusals. `None`: it can.
     pub able: Option<watch::Receiver<bool>>,
@@ -60,6 +66,8 @@ impl Default for Options {
         Self {
             workers: std::thread::available_parallelism().map_or(1, Into::into),
             connections_max: 16_384,
+            connections_per_address_max: 16_384,
+            callers: Callers::default(),
             connection: ConnectionLimits::default(),
             request_timeout: Duration::from_secs(10),
             forward_auth: None,
@@ -133,17 +141,19 @@ pub async fn start<D: Decide>(
             let (forward_auth, timeout) = (options.forward_auth.clone(), options.request_timeout);
             let http = http::Http::new(decide.clone(), forward_auth, timeout, Arc::clone(&metrics));
             let grpc = grpc::Grpc::new(decide, routes, timeout, Arc::clone(&metrics));
-            let limits = options.connection.clone();
             move |accepted, stopping| {
-                let http = http.of(accepted.peer.ip());
-                serve(accepted, http, grpc.clone(), limits.clone(), Arc::clone(&metrics), stopping)
+                let options = Arc::clone(&options);
+                serve(accepted, http.clone(), grpc.clone(), options, Arc::clone(&metrics), stopping)
             }
         });
         workers.push(worker.map_err(|source| ServerError::Worker { worker: index, source })?);
     }
     let accept = |listener, protocol| -> Result<_, ServerError> {
         let permits = Arc::new(Semaphore::new(connections_max));
+        let addresses = Addresses::new(options.connections_per_address_max.max(1));
+        let refused = metrics.connections_refused(protocol).clone();
         let acceptor = Acceptor::new(listener, protocol, permits, stopping.clone())?;
+        let acceptor = acceptor.with_addresses(addresses, refused);
         let address = acceptor.address()?;
         let queues = workers.iter().map(Worker::queue).collect();
         let (able, mut stopping) = (options.able.clone(), stopping.clone());
@@ -202,16 +212,20 @@ async fn serve<D: Decide>(
     accepted: listen::Accepted,
     http: http::Http<D>,
     grpc: grpc::Grpc<D>,
-    limits: ConnectionLimits,
+    options: Arc<Options>,
     metrics: Arc<Metrics>,
     stopping: watch::Receiver<bool>,
 ) {
     let protocol = accepted.protocol;
     let open = metrics.connections(protocol);
     open.inc();
+    let limits = &options.connection;
+    let shown = (options.callers.tls.as_deref(), options.callers.tokens.clone());
     match protocol {
-        Protocol::Grpc => listen::connection(accepted, grpc, &limits, stopping).await,
-        Protocol::Http | Protocol::Admin => listen::connection(accepted, http, &limits, stopping).await,
+        Protocol::Grpc => listen::connection(accepted, shown, |c| grpc.of(c), limits, stopping).await,
+        Protocol::Http | Protocol::Admin => {
+            listen::connection(accepted, shown, |c| http.of(c), limits, stopping).await;
+        }
     }
     open.dec();
 }

@@ -140,6 +140,15 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// See [`StoreError`].
     fn take(&self, take: Take) -> impl Future<Output = Result<Taken, StoreError>> + Send;
 
+    /// How many keys the store holds, and for each of these buckets whether it is among them.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn known(
+        &self,
+        buckets: Vec<BucketId>,
+    ) -> impl Future<Output = Result<(u64, Vec<bool>), StoreError>> + Send;
+
     /// Reads buckets before their asks go out; the time is the store's, read before anything is sent.
     ///
     /// # Errors

@@ -4,6 +4,8 @@
 
 #[path = "raft/members.rs"]
 mod members;
+#[path = "raft/peers.rs"]
+mod peers;
 
 use quorate::quota::policy::RegionName;
 use quorate::quota::pool::{Applied, Op};
@@ -33,6 +35,7 @@ struct Cluster {
     rtt_max: Duration,
     limits: LogLimits,
     tls: Vec<Option<PeerTls>>,
+    redaction: Vec<Option<u64>>,
 }
 
 struct Node {
@@ -63,6 +66,7 @@ impl Cluster {
             rtt_max,
             limits: LogLimits::default(),
             tls: vec![None; NAMES.len()],
+            redaction: vec![None; NAMES.len()],
         }
     }
 
@@ -88,6 +92,7 @@ impl Cluster {
         self.addrs.push(free_addr());
         self.nodes.push(None);
         self.tls.push(None);
+        self.redaction.push(None);
         self.nodes.len() - 1
     }
 
@@ -109,6 +114,7 @@ impl Cluster {
             seat: None,
             tls: self.tls[i].clone(),
             rtt_max: self.rtt_max,
+            redaction: self.redaction[i],
         }
     }
 
@@ -565,61 +571,4 @@ async fn a_forgetful_region_is_refused_also_if_it_started_alone() {
         Err(ProposeError::NotSent { .. })
     ));
     cluster.propose(leader, vec![], LONG).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mutual_tls_lets_in_the_clusters_own() {
-    let mut cluster = Cluster::new(LOCAL, Duration::from_millis(80)).await;
-    let (ours, theirs) = (Authority::new(&cluster, "ours"), Authority::new(&cluster, "theirs"));
-    cluster.tls = (0..3).map(|i| Some(ours.issue(NAMES[i]))).collect();
-    cluster.start_all().await;
-    let leader = cluster.leader().await;
-    let other = (leader + 1) % NAMES.len();
-    cluster.propose(other, vec![], LONG).await.unwrap();
-    cluster.raft(other).reload_tls().unwrap();
-    cluster.propose(other, vec![], LONG).await.unwrap();
-    cluster.settled().await;
-
-    // A certificate from another authority opens no door, whichever side shows it.
-    let before = cluster.status(other).last_log;
-    cluster.kill(other).await;
-    cluster.tls[other] = Some(theirs.issue(NAMES[other]));
-    cluster.start(other).await.unwrap();
-    for _ in 0..5 {
-        cluster.propose(leader, vec![], LONG).await.unwrap();
-    }
-    let fault = cluster.propose(other, vec![], Duration::from_secs(1)).await.unwrap_err();
-    assert_eq!(fault, ProposeError::NotSent { retry: true });
-    assert!(cluster.status(other).peers.iter().all(|peer| !peer.reachable));
-    assert_eq!(cluster.status(other).last_log, before);
-    assert!(cluster.status(leader).applied > before);
-}
-
-/// A certificate authority in files.
-struct Authority {
-    dir: PathBuf,
-    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
-}
-
-impl Authority {
-    fn new(cluster: &Cluster, name: &str) -> Self {
-        let dir = cluster.temp.path().join(name);
-        std::fs::create_dir_all(&dir).unwrap();
-        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let key = rcgen::KeyPair::generate().unwrap();
-        let certificate = params.self_signed(&key).unwrap();
-        std::fs::write(dir.join("ca.pem"), certificate.pem()).unwrap();
-        Self { dir, issuer: rcgen::Issuer::new(params, key) }
-    }
-
-    fn issue(&self, region: &str) -> PeerTls {
-        let params = rcgen::CertificateParams::new(vec!["localhost".into()]).unwrap();
-        let key = rcgen::KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let path = |kind: &str| self.dir.join(format!("{region}.{kind}.pem"));
-        std::fs::write(path("cert"), certificate.pem()).unwrap();
-        std::fs::write(path("key"), key.serialize_pem()).unwrap();
-        PeerTls { cert: path("cert"), key: path("key"), ca: self.dir.join("ca.pem") }
-    }
 }

@@ -299,7 +299,12 @@ fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir
         unmatched: Unmatched::Allow,
         peer_tls: None,
         admin_token: None,
+        admin_token_file: None,
+        caller_tls: None,
+        caller_tokens_file: None,
+        caller_limits: config::CallerLimits::default(),
         redact: BTreeSet::new(),
+        redact_key: None,
         forward_auth: None,
         telemetry: config::Telemetry::default(),
     }

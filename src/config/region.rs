@@ -32,7 +32,12 @@ pub const KEYS: &[&str] = &[
     "peer_tls",
     "admin_token",
     "admin_token_file",
+    "caller_tls",
+    "caller_tokens_file",
+    "caller_limits",
     "redact",
+    "redact_key",
+    "redact_key_file",
     "forward_auth",
     "telemetry",
 ];
@@ -82,9 +87,9 @@ fn entry<'n>(node: &'n Node, name: &str) -> Option<&'n Node> {
     entries.iter().find(|(key, _)| key.name == name).map(|(_, node)| node)
 }
 
-struct Reader<'r> {
-    folder: &'r Path,
-    faults: &'r mut Faults,
+pub(super) struct Reader<'r> {
+    pub(super) folder: &'r Path,
+    pub(super) faults: &'r mut Faults,
 }
 
 impl Reader<'_> {
@@ -102,7 +107,17 @@ impl Reader<'_> {
             choice(text, &[("allow", Unmatched::Allow), ("deny", Unmatched::Deny)])
         });
         let admin_token = self.admin_token(&top, listen.as_ref());
+        let admin_token_file = chosen(&top, "admin_token").and_then(|chosen| match chosen {
+            Chosen::File(node) => {
+                decode::read(node, "admin_token_file", self.faults, |t| path(self.folder, t))
+            }
+            Chosen::Inline(_) => None,
+        });
+        let caller_tls = top.get("caller_tls").map(|node| self.caller_tls(node));
+        let caller_tokens_file = self.caller_tokens_file(&top);
+        let caller_limits = self.caller_limits(&top);
         let redact = self.redact(&top);
+        let redact_key = self.secret(&top, "redact_key", token);
         let forward_auth = top.get("forward_auth").map(|node| self.forward_auth(node));
         let telemetry = self.telemetry(&top);
         Some(Config {
@@ -115,7 +130,12 @@ impl Reader<'_> {
             unmatched: unmatched?,
             peer_tls: transpose(peer_tls)?,
             admin_token: admin_token?,
+            admin_token_file,
+            caller_tls: transpose(caller_tls)?,
+            caller_tokens_file: caller_tokens_file?,
+            caller_limits: caller_limits?,
             redact: redact?,
+            redact_key: redact_key?,
             forward_auth: transpose(forward_auth)?,
             telemetry: telemetry?,
         })
@@ -254,14 +274,16 @@ impl Reader<'_> {
 
     fn peer_tls(&mut self, node: &Node) -> Option<PeerTls> {
         let fields = Fields::of(node, "peer_tls", PEER_TLS, self.faults)?;
-        let mut file = |key: &str, what: &str| {
-            fields.need(key, &format!("name {what} (PEM)"), self.faults)?;
-            fields.read(key, self.faults, |text| path(self.folder, text))
-        };
-        let cert = file("cert", "the file of this region's certificate chain");
-        let key = file("key", "the file of its private key");
-        let ca = file("ca", "the file of the authority that signs all regions' certificates");
+        let cert = self.pem(&fields, "cert", "the file of this region's certificate chain");
+        let key = self.pem(&fields, "key", "the file of its private key");
+        let ca = self.pem(&fields, "ca", "the file of the authority that signs all regions' certificates");
         Some(PeerTls { cert: cert?, key: key?, ca: ca? })
+    }
+
+    /// A file that has to be named.
+    pub(super) fn pem(&mut self, fields: &Fields<'_>, key: &str, what: &str) -> Option<PathBuf> {
+        fields.need(key, &format!("name {what} (PEM)"), self.faults)?;
+        fields.read(key, self.faults, |text| path(self.folder, text))
     }
 
     /// `Some(None)`: none is given, and none is needed.
@@ -358,27 +380,52 @@ impl Reader<'_> {
         parse: impl Fn(&str) -> Result<T, Wrong>,
     ) -> Option<Option<T>> {
         let key_file = format!("{key}_file");
-        let from_env = |node: &Node| matches!(node.mark, Mark::Env(_));
-        let (inline, filed) = match (fields.get(key), fields.get(&key_file)) {
-            (None, None) => return Some(None),
-            (Some(a), Some(b)) if from_env(a) == from_env(b) => {
-                let what = format!("`{}` and `{}` are both there", fields.name(key), fields.name(&key_file));
-                self.faults.push(&b.mark, what, "keep one of them");
-                return None;
-            }
-            (Some(a), Some(b)) => (Some(a).filter(|a| from_env(a)), Some(b).filter(|b| from_env(b))),
-            found => found,
-        };
-        if let Some(node) = inline {
-            return decode::read(node, &fields.name(key), self.faults, parse).map(Some);
+        if let (Some(a), Some(b)) = (fields.get(key), fields.get(&key_file))
+            && from_env(a) == from_env(b)
+        {
+            let what = format!("`{}` and `{}` are both there", fields.name(key), fields.name(&key_file));
+            self.faults.push(&b.mark, what, "keep one of them");
+            return None;
         }
-        let name = fields.name(&key_file);
-        decode::read(filed?, &name, self.faults, |text| {
-            let file = path(self.folder, text)?;
-            parse(&read_secret(&file)?)
-        })
-        .map(Some)
+        match chosen(fields, key) {
+            None => Some(None),
+            Some(Chosen::Inline(node)) => decode::read(node, &fields.name(key), self.faults, parse).map(Some),
+            Some(Chosen::File(node)) => decode::read(node, &fields.name(&key_file), self.faults, |text| {
+                let file = path(self.folder, text)?;
+                parse(&read_secret(&file)?)
+            })
+            .map(Some),
+        }
     }
+}
+
+/// Where a secret is.
+enum Chosen<'n> {
+    /// Here.
+    Inline(&'n Node),
+    /// In the file that this names.
+    File(&'n Node),
+}
+
+/// Of a key and its `_file`, the one that counts.
+fn chosen<'n>(fields: &Fields<'n>, key: &str) -> Option<Chosen<'n>> {
+    match (fields.get(key), fields.get(&format!("{key}_file"))) {
+        (Some(inline), Some(_)) if from_env(inline) => Some(Chosen::Inline(inline)),
+        (_, Some(file)) => Some(Chosen::File(file)),
+        (inline, None) => inline.map(Chosen::Inline),
+    }
+}
+
+fn from_env(node: &Node) -> bool {
+    matches!(node.mark, Mark::Env(_))
+}
+
+/// Reads the admin token again.
+///
+/// # Errors
+/// What is wrong with the file, and the mend; nothing of the token.
+pub fn admin_token(file: &Path) -> Result<Secret, Wrong> {
+    token(&read_secret(file)?)
 }
 
 /// A region and its peer listener, by the rules of `cluster.regions`, as an operator gave them; `tls`: there is mutual TLS
@@ -409,7 +456,7 @@ fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, Wrong> {
     Err(Wrong::new(format!("is {}", shown(text)), format!("write {}", one_of(&names))))
 }
 
-fn path(folder: &Path, text: &str) -> Result<PathBuf, Wrong> {
+pub(super) fn path(folder: &Path, text: &str) -> Result<PathBuf, Wrong> {
     decode::plain(text, 4096).map(|text| folder.join(text))
 }
 
@@ -465,7 +512,7 @@ fn attribute_source(text: &str) -> Result<AttributeSource, Wrong> {
 }
 
 /// Shows nothing of the token.
-fn token(text: &str) -> Result<Secret, Wrong> {
+pub(super) fn token(text: &str) -> Result<Secret, Wrong> {
     let mend = format!("use at least {TOKEN_CHARS_MIN} printable ASCII characters without spaces");
     if text.len() < TOKEN_CHARS_MIN || text.len() > 4096 {
         return Err(Wrong::new(format!("has {} characters", text.len()), mend));
@@ -478,6 +525,11 @@ fn token(text: &str) -> Result<Secret, Wrong> {
 
 /// A secret file's text without the white space round it.
 fn read_secret(file: &Path) -> Result<String, Wrong> {
+    secret_text(file).map(|text| text.trim().to_owned())
+}
+
+/// A secret file's text.
+pub(super) fn secret_text(file: &Path) -> Result<String, Wrong> {
     let unreadable = |error: std::io::Error| {
         let what = format!("names a file that cannot be read: {}: {error}", file.display());
         Wrong::new(what, "check the path and its permissions")
@@ -489,5 +541,5 @@ fn read_secret(file: &Path) -> Result<String, Wrong> {
         let what = format!("names a file that is too large for a secret: {}", file.display());
         return Err(Wrong::new(what, format!("at most {SECRET_FILE_BYTES_MAX} bytes are possible")));
     }
-    Ok(text.trim().to_owned())
+    Ok(text)
 }

@@ -4,6 +4,7 @@ use crate::quota::amount::Tokens;
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit};
+use crate::quota::redaction::Redaction;
 use crate::telemetry::{Metrics, PolicyMetrics};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -67,6 +68,12 @@ impl Active {
         let matcher = Matcher::new(policies.iter().map(|p| (p.id, &*p.policy)));
         let policies = policies.into_iter().map(|p| (p.id, p)).collect();
         Self { version, matcher, unmatched_allowed, overrides: overrides(metrics), policies }
+    }
+
+    /// The same, but buckets are named after what stands for redacted values.
+    #[must_use]
+    pub fn redacting(self, redaction: &Redaction) -> Self {
+        Self { matcher: self.matcher.redacting(redaction.clone()), ..self }
     }
 
     /// A policy by its id in the pool.

@@ -6,8 +6,9 @@
 
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::policy::BucketId;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::quota::redaction::Redaction;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The most buckets that are followed.
 pub const FOLLOWED_MAX: usize = SHARDS * SHARD_MAX;
@@ -25,8 +26,7 @@ const SHARD_MAX: usize = 32;
 pub struct Meter {
     shards: Vec<Mutex<Shard>>,
     /// Keys whose values are shown only as a hash, and the hash's key.
-    redact: BTreeSet<Arc<str>>,
-    redact_key: [u8; 32],
+    redaction: Redaction,
 }
 
 /// One answer.
@@ -113,16 +113,16 @@ pub struct BucketReading {
 
 impl Default for Meter {
     fn default() -> Self {
-        Self::new(BTreeSet::new())
+        Self::new(Redaction::default())
     }
 }
 
 impl Meter {
-    /// One that shows the values of these keys only as a hash, whose key is this process' own.
+    /// One that shows values as this redaction has them.
     #[must_use]
-    pub fn new(redact: BTreeSet<Arc<str>>) -> Self {
+    pub fn new(redaction: Redaction) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, redact, redact_key: rand::random() }
+        Self { shards, redaction }
     }
 
     /// Counts an answer. `entries` are the keys and values that chose the bucket; they are looked at when it is followed from
@@ -174,13 +174,7 @@ impl Meter {
             }
             what.push_str(cut(key, VALUE_BYTES_MAX));
             what.push('=');
-            if self.redact.contains(key) {
-                let hash = blake3::keyed_hash(&self.redact_key, value.as_bytes()).to_hex();
-                what.push('#');
-                what.push_str(cut(&hash, 12));
-            } else {
-                push_cut(&mut what, value, VALUE_BYTES_MAX);
-            }
+            push_cut(&mut what, &self.redaction.shown(key, value), VALUE_BYTES_MAX);
             if what.len() > WHAT_BYTES_MAX {
                 let whole = what;
                 what = cut(&whole, WHAT_BYTES_MAX).to_owned();
@@ -358,7 +352,7 @@ mod tests {
 
     #[test]
     fn descriptions_are_bounded_and_redacted() {
-        let meter = Meter::new([Arc::from("api_key")].into());
+        let meter = Meter::new(Redaction::new(["api_key".into()].into(), "secret"));
         let long = "é".repeat(500);
         let what = meter.describe([("api_key", "s3cret"), ("tenant", &long)].into_iter());
         assert!(what.starts_with("api_key=#") && !what.contains("s3cret"), "{what}");

@@ -9,9 +9,7 @@ use crate::quota::matching::bucket_of;
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::{ProposeError, Role};
-use crate::server::admin::{
-    self, Access, AdminSource, ApplyError, BucketError, Feed, PolicyChange, RegionAction,
-};
+use crate::server::admin::{self, AdminSource, ApplyError, BucketError, Feed, PolicyChange, RegionAction};
 use crate::server::state::{
     AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerBucket,
     PeerQuestion, PeerState, PolicyChangeState, PolicyState, RaftState, RegionStep, RegionsState, State,
@@ -44,8 +42,8 @@ pub async fn serve(
     stopping: watch::Receiver<bool>,
     fail: watch::Sender<Option<String>>,
 ) {
-    let token = inner.config.admin_token.as_ref().map(|t| t.expose().to_owned());
-    let routes = admin::router(inner, Access { token });
+    let access = inner.live.access.clone();
+    let routes = admin::router(inner, access);
     if let Err(error) = admin::serve(listener, routes, stopping).await {
         fail.send_replace(Some(format!("admin listener: {error}")));
     }
@@ -347,7 +345,7 @@ impl Inner {
         let known = active.policies().find(|p| &*p.policy.name == policy);
         let known = known.ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))?;
         let values: Vec<(&str, &str)> = values.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        let bucket = bucket_of(&known.policy, &values).ok_or_else(|| {
+        let bucket = bucket_of(&self.core.redaction, &known.policy, &values).ok_or_else(|| {
             let keys: Vec<String> = known.policy.matches.iter().map(ToString::to_string).collect();
             BucketError::NoMatch(format!(
                 "`{policy}` does not match these values; it wants {}",

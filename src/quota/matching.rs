@@ -11,6 +11,7 @@
 
 use super::amount::Tokens;
 use super::policy::{BucketId, KeyMatch, Policy, TokenBucket, ValueMatch};
+use super::redaction::Redaction;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -116,6 +117,7 @@ pub enum ChargeLimit {
 #[derive(Clone, Debug, Default)]
 pub struct Matcher {
     domains: HashMap<Arc<str>, Domain>,
+    redaction: Redaction,
 }
 
 impl Matcher {
@@ -127,7 +129,13 @@ impl Matcher {
         for (id, policy) in policies {
             domains.entry(Arc::clone(&policy.domain)).or_default().add(id, policy);
         }
-        Self { domains }
+        Self { domains, redaction: Redaction::default() }
+    }
+
+    /// The same, but buckets are named after what stands for redacted values.
+    #[must_use]
+    pub fn redacting(self, redaction: Redaction) -> Self {
+        Self { redaction, ..self }
     }
 
     /// Does any policy belong to this domain?
@@ -150,7 +158,7 @@ impl Matcher {
                 check_descriptors(descriptors)?;
                 matched.charges.reserve_exact(descriptors.len());
                 for (index, descriptor) in descriptors.iter().enumerate() {
-                    match domain.and_then(|d| d.charge(request, index, descriptor)) {
+                    match domain.and_then(|d| d.charge(request, index, descriptor, &self.redaction)) {
                         Some(charge) => matched.charges.push(charge),
                         None => matched.unmatched.push(index),
                     }
@@ -159,7 +167,7 @@ impl Matcher {
             Subject::Attributes(attributes) => {
                 check_attributes(attributes)?;
                 if let Some(domain) = domain {
-                    matched.charges = domain.charge_attributes(request.cost, attributes)?;
+                    matched.charges = domain.charge_attributes(request.cost, attributes, &self.redaction)?;
                 }
                 if matched.charges.is_empty() {
                     matched.unmatched.push(0);
@@ -176,18 +184,47 @@ impl Matcher {
 /// two different inputs feed it the same bytes.
 #[must_use]
 pub fn bucket_id<'a>(policy: &str, entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> BucketId {
-    let mut hash = Separated::new(b"policy");
-    hash.text(policy);
-    for (key, value) in entries {
-        hash.text(key).text(value);
+    Redaction::default().bucket_id(policy, entries)
+}
+
+impl Redaction {
+    /// The same as [`bucket_id`] where nothing is redacted.
+    #[must_use]
+    pub fn bucket_id<'a>(
+        &self,
+        policy: &str,
+        entries: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> BucketId {
+        let mut hash = Separated::new(b"policy");
+        hash.text(policy);
+        for (key, value) in entries {
+            hash.text(key).value(self, key, value);
+        }
+        hash.finish()
     }
-    hash.finish()
+
+    /// The same as [`override_bucket_id`] where nothing is redacted.
+    #[must_use]
+    pub fn override_bucket_id(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        limit: &TokenBucket,
+    ) -> BucketId {
+        let mut hash = Separated::new(b"override");
+        hash.text(domain);
+        hash.number(limit.amount).number(limit.per.seconds().unsigned_abs()).number(limit.burst);
+        for (key, value) in entries {
+            hash.text(key).value(self, key, value);
+        }
+        hash.finish()
+    }
 }
 
 /// The bucket of a policy for these values, in any order; `None`: it does not match them. Of a key that the policy names twice the
 /// first value is for the first of them.
 #[must_use]
-pub fn bucket_of(policy: &Policy, values: &[(&str, &str)]) -> Option<BucketId> {
+pub fn bucket_of(redaction: &Redaction, policy: &Policy, values: &[(&str, &str)]) -> Option<BucketId> {
     let mut left = values.to_vec();
     let entries: Option<Vec<(&str, &str)>> = policy
         .matches
@@ -198,11 +235,12 @@ pub fn bucket_of(policy: &Policy, values: &[(&str, &str)]) -> Option<BucketId> {
             value_fits(&m.value, entry.1).then_some(entry)
         })
         .collect();
-    Some(policy_bucket_id(&policy.name, &policy.matches, entries?.into_iter()))
+    Some(policy_bucket_id(redaction, &policy.name, &policy.matches, entries?.into_iter()))
 }
 
 /// Values that share a bucket are named by what they have in common. (All buckets of a policy do so at the same keys.)
 fn policy_bucket_id<'a>(
+    redaction: &Redaction,
     policy: &str,
     matches: &'a [KeyMatch],
     entries: impl Iterator<Item = (&'a str, &'a str)>,
@@ -211,20 +249,14 @@ fn policy_bucket_id<'a>(
         ValueMatch::Shared(prefix) => (key, &**prefix),
         ValueMatch::Exact(_) | ValueMatch::Prefix(_) | ValueMatch::Any => (key, value),
     });
-    bucket_id(policy, named)
+    redaction.bucket_id(policy, named)
 }
 
 /// Names the bucket of a limit that came with a descriptor: it is not the bucket of any policy, nor of any other
 /// domain, descriptor or limit.
 #[must_use]
 pub fn override_bucket_id(domain: &str, entries: &[(&str, &str)], limit: &TokenBucket) -> BucketId {
-    let mut hash = Separated::new(b"override");
-    hash.text(domain);
-    hash.number(limit.amount).number(limit.per.seconds().unsigned_abs()).number(limit.burst);
-    for (key, value) in entries {
-        hash.text(key).text(value);
-    }
-    hash.finish()
+    Redaction::default().override_bucket_id(domain, entries, limit)
 }
 
 /// A hash of parts that cannot run into each other.
@@ -241,6 +273,17 @@ impl Separated {
         self.number(u64::try_from(text.len()).unwrap_or(u64::MAX));
         self.0.update(text.as_bytes());
         self
+    }
+
+    /// A redacted value goes in as its hash, behind a length that no text has.
+    fn value(&mut self, redaction: &Redaction, key: &str, value: &str) -> &mut Self {
+        match redaction.hash(key, value) {
+            None => self.text(value),
+            Some(hash) => {
+                self.number(u64::MAX).0.update(&hash);
+                self
+            }
+        }
     }
 
     fn number(&mut self, number: u64) -> &mut Self {
@@ -308,16 +351,23 @@ impl Domain {
     }
 
     /// The charge for one descriptor, if a policy matches it or it brings its own limit.
-    fn charge(&self, request: &Request<'_>, index: usize, descriptor: &Descriptor<'_>) -> Option<Charge> {
+    fn charge(
+        &self,
+        request: &Request<'_>,
+        index: usize,
+        descriptor: &Descriptor<'_>,
+        redaction: &Redaction,
+    ) -> Option<Charge> {
         let Descriptor { entries, cost, limit } = *descriptor;
         let rule = self.root.find(entries).and_then(|rule| self.rules.get(rule));
         let (limit, bucket) = match (limit, rule) {
             (Some(limit), rule) => (
                 ChargeLimit::Override { limit, policy: rule.map(|r| r.id) },
-                override_bucket_id(request.domain, entries, &limit),
+                redaction.override_bucket_id(request.domain, entries, &limit),
             ),
             (None, Some(rule)) => {
-                let bucket = policy_bucket_id(&rule.name, &rule.matches, entries.iter().copied());
+                let entries = entries.iter().copied();
+                let bucket = policy_bucket_id(redaction, &rule.name, &rule.matches, entries);
                 (ChargeLimit::Policy(rule.id), bucket)
             }
             (None, None) => return None,
@@ -330,6 +380,7 @@ impl Domain {
         &self,
         cost: Tokens,
         attributes: &[(&str, &str)],
+        redaction: &Redaction,
     ) -> Result<Vec<Charge>, RequestFault> {
         let mut fits = Fits::default();
         for (key, value) in attributes {
@@ -343,7 +394,7 @@ impl Domain {
         let mut charges = Vec::with_capacity(fits.len);
         for rule in fits.sorted().iter().filter_map(|&rule| self.rules.get(rule)) {
             let entries = rule.matches.iter().filter_map(|m| Some((&*m.key, value_of(attributes, &m.key)?)));
-            let bucket = policy_bucket_id(&rule.name, &rule.matches, entries);
+            let bucket = policy_bucket_id(redaction, &rule.name, &rule.matches, entries);
             charges.push(Charge { limit: ChargeLimit::Policy(rule.id), bucket, cost, descriptor: 0 });
         }
         Ok(charges)

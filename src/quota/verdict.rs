@@ -78,12 +78,20 @@ pub enum Reason {
     StoreUnavailable,
     /// It does not fit, but the policy only counts.
     Shadow,
+    /// The bucket does not exist, and the caller makes more of them than it may.
+    TooManyBuckets,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Ok, Self::OverLimit, Self::NoLease, Self::StoreUnavailable, Self::Shadow];
+    pub const ALL: [Self; 6] = [
+        Self::Ok,
+        Self::OverLimit,
+        Self::NoLease,
+        Self::StoreUnavailable,
+        Self::Shadow,
+        Self::TooManyBuckets,
+    ];
 
     /// Its name in answers and metrics.
     #[must_use]
@@ -94,6 +102,7 @@ impl Reason {
             Self::NoLease => "no_lease",
             Self::StoreUnavailable => "store_unavailable",
             Self::Shadow => "shadow",
+            Self::TooManyBuckets => "too_many_buckets",
         }
     }
 }
@@ -285,6 +294,13 @@ impl LimitVerdict {
             reason: Reason::StoreUnavailable,
             ..Self::unlimited(terms, descriptor)
         }
+    }
+
+    /// The answer of a limit whose bucket does not exist and may not be made now. Come back when fewer others do.
+    #[must_use]
+    pub fn no_room(terms: Terms<'_>, descriptor: usize, cost: Tokens) -> Self {
+        let reason = if terms.shadow { Reason::Shadow } else { Reason::TooManyBuckets };
+        Self { reason, ..Self::unavailable(terms, descriptor, cost, false) }
     }
 
     /// The answer of a policy without a limit.

@@ -291,6 +291,15 @@ impl<T: DeserializeOwned> codeq::Decode for Record<T> {
     }
 }
 
+/// Reads a record of each kind, whatever it is.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_any(data: &[u8]) {
+    use codeq::Decode as _;
+    let _ = Record::<LogId>::decode(data);
+    let _ = Record::<Vote>::decode(data);
+    let _ = Record::<Payload>::decode(data);
+}
+
 fn damaged(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("a record of the log is damaged: {what}"))
 }

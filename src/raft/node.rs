@@ -6,7 +6,6 @@ use super::log::LogStore;
 use super::machine::Machine;
 use super::network::client::{CallError, Client, Lane};
 use super::network::peers::{Peer, Peers, REGIONS_MAX};
-use super::network::tls;
 use super::network::wire::{self, Hello, HelloReply, Propose, ProposeReply, Refusal, path};
 use super::propose::{Proposals, check_size};
 use super::replica::Replica;
@@ -116,7 +115,8 @@ impl Node {
         .map_err(|e| RaftError::Config(e.to_string()))?;
         let Opened { identity, known, word, fresh, log, machine } = opened?;
         let me = identity.node_id;
-        let peers = Arc::new(Peers::new(identity, known, &config.regions));
+        let peers = Peers::new(identity, known, &config.regions).with_redaction(config.redaction);
+        let peers = Arc::new(peers);
         let client = ground.client(Client::new(peers, timing, config.tls.as_ref())?);
         if fresh {
             refuse_to_start_over(&client, &config.data_dir).await?;
@@ -129,7 +129,7 @@ impl Node {
         let raft = OpenRaft::new(me, Arc::new(settings), client.clone(), log, machine)
             .await
             .map_err(|e| RaftError::Storage { path: config.data_dir.clone(), what: e.to_string() })?;
-        let tls = config.tls.as_ref().map(tls::server).transpose()?;
+        let tls = config.tls.as_ref().map(|tls| tls.files().server(&["h2"])).transpose()?;
         let node = Arc::new(Self {
             proposals: Proposals::start(raft.clone(), Arc::clone(&replica)),
             founding: founding(&voters),
@@ -263,7 +263,7 @@ impl Node {
     /// Reads the TLS files again, for connections from now on.
     pub fn reload_tls(&self) -> Result<(), RaftError> {
         if let Some(files) = &self.tls_files {
-            let server = tls::server(files)?;
+            let server = files.files().server(&["h2"])?;
             self.client.reload(Some(files))?;
             self.tls.store(Some(server));
         }

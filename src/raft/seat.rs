@@ -41,7 +41,8 @@ pub(super) async fn find_on(
         return Ok(None);
     }
     let me = Identity::nobody(&config.cluster, &config.region);
-    let peers = Arc::new(Peers::new(me, Acquaintances::nobody(), &config.regions));
+    let peers = Peers::new(me, Acquaintances::nobody(), &config.regions);
+    let peers = Arc::new(peers.with_redaction(config.redaction));
     let client = ground.client(Client::new(peers, Timing::new(config.rtt_max), config.tls.as_ref())?);
     let mut founded = false;
     loop {

@@ -66,31 +66,36 @@ impl SnapshotFile {
         }
         let mut content = vec![0; usize::try_from(self.bytes).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut content, 0)?;
-        let (body, checksum) = content
-            .split_at_checked(content.len().saturating_sub(CHECKSUM))
-            .filter(|(body, _)| body.len() >= HEAD)
-            .ok_or_else(|| damaged("it is too short"))?;
-        if checksum != crc32fast::hash(body).to_be_bytes() {
-            return Err(damaged("its checksum is wrong"));
-        }
-        let (head, rest) = body.split_at(HEAD);
-        let (magic, length) = head.split_at(MAGIC.len());
-        if magic != MAGIC && magic != MAGIC_1 {
-            return Err(damaged("it has another format; use the version that wrote it, or a newer one"));
-        }
-        let length = u32::from_be_bytes(length.try_into().map_err(io::Error::other)?);
-        let (meta, pool) = usize::try_from(length)
-            .ok()
-            .and_then(|length| rest.split_at_checked(length))
-            .ok_or_else(|| damaged("its metadata is cut short"))?;
-        let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
-        let pool = if magic == MAGIC_1 {
-            postcard::from_bytes(pool).map(|pool: PoolV1| pool.into())
-        } else {
-            postcard::from_bytes(pool)
-        };
-        Ok((meta, pool.map_err(|e| damaged(&e.to_string()))?))
+        take_apart(&content)
     }
+}
+
+/// Reads a snapshot file's content.
+pub(super) fn take_apart(content: &[u8]) -> io::Result<(SnapshotMeta, Pool)> {
+    let (body, checksum) = content
+        .split_at_checked(content.len().saturating_sub(CHECKSUM))
+        .filter(|(body, _)| body.len() >= HEAD)
+        .ok_or_else(|| damaged("it is too short"))?;
+    if checksum != crc32fast::hash(body).to_be_bytes() {
+        return Err(damaged("its checksum is wrong"));
+    }
+    let (head, rest) = body.split_at(HEAD);
+    let (magic, length) = head.split_at(MAGIC.len());
+    if magic != MAGIC && magic != MAGIC_1 {
+        return Err(damaged("it has another format; use the version that wrote it, or a newer one"));
+    }
+    let length = u32::from_be_bytes(length.try_into().map_err(io::Error::other)?);
+    let (meta, pool) = usize::try_from(length)
+        .ok()
+        .and_then(|length| rest.split_at_checked(length))
+        .ok_or_else(|| damaged("its metadata is cut short"))?;
+    let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
+    let pool = if magic == MAGIC_1 {
+        postcard::from_bytes(pool).map(|pool: PoolV1| pool.into())
+    } else {
+        postcard::from_bytes(pool)
+    };
+    Ok((meta, pool.map_err(|e| damaged(&e.to_string()))?))
 }
 
 impl SnapshotDir {

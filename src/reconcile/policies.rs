@@ -71,6 +71,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
         drop(pool);
         let next = Active::new(version, policies, self.unmatched_allowed, &self.core.metrics);
+        let next = next.redacting(&self.core.redaction);
         self.core.active.store(next.into());
         self.core.metrics.policies_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         if before.version != version {

@@ -9,10 +9,13 @@ pub use events::document;
 pub use feed::{Feed, STREAMS_MAX};
 pub use regions::RegionAction;
 
+use super::callers::bearer;
 use super::listen::{Accepted, Acceptor, ConnectionLimits};
 use super::problem::{Fault, Problem};
 use super::state::{AppliedPolicies, BucketView, NotReady, RegionStep, RegionsState, State as DaemonState};
+use crate::config::Secret;
 use crate::telemetry::metrics::Protocol;
+use arc_swap::ArcSwapOption;
 use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -127,22 +130,28 @@ pub enum BucketError {
     NoMatch(String),
 }
 
-/// Who may change things.
-#[derive(Clone, Default)]
+/// Who may change things; it can change while the listener listens. Clones are the same.
+#[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// The bearer token; `None`: whoever is on this machine, and nobody else.
-    pub token: Option<String>,
+    token: Arc<ArcSwapOption<Secret>>,
 }
 
-impl std::fmt::Debug for Access {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Access").field("token", &self.token.as_ref().map(|_| "...")).finish()
+impl Access {
+    /// Whoever has this bearer token; `None`: whoever is on this machine, and nobody else.
+    #[must_use]
+    pub fn new(token: Option<Secret>) -> Self {
+        Self { token: Arc::new(ArcSwapOption::from_pointee(token)) }
+    }
+
+    /// Another token counts from now on.
+    pub fn set(&self, token: Secret) {
+        self.token.store(Some(Arc::new(token)));
     }
 }
 
 /// The routes, for [`serve`].
 pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
-    let state = Admin { source, access: Arc::new(access) };
+    let state = Admin { source, access };
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
@@ -198,13 +207,14 @@ pub async fn serve(
 async fn connection(accepted: Accepted, routes: Router, stopping: watch::Receiver<bool>) {
     let routes = routes.layer(axum::Extension(ConnectInfo(accepted.peer)));
     let limits = ConnectionLimits::default();
-    super::listen::connection(accepted, TowerToHyperService::new(routes), &limits, stopping).await;
+    let service = |_| TowerToHyperService::new(routes);
+    super::listen::connection(accepted, (None, None), service, &limits, stopping).await;
 }
 
 #[derive(Clone)]
 struct Admin {
     source: Arc<dyn AdminSource>,
-    access: Arc<Access>,
+    access: Access,
 }
 
 async fn readyz(State(admin): State<Admin>) -> Response {
@@ -334,7 +344,8 @@ fn expected(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
 impl Access {
     /// May this caller change things?
     fn check(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), Problem> {
-        let Some(token) = &self.token else {
+        let token = self.token.load();
+        let Some(token) = token.as_deref() else {
             // A page in a browser on this machine can be made to look as if it were of this origin (DNS rebinding),
             // but not to send a `Host` of ours; and one of another origin says so.
             if peer.to_canonical().is_loopback() && host_is_local(headers) && same_origin(headers) {
@@ -343,10 +354,8 @@ impl Access {
             let detail = "changes from other machines need a token: set `admin_token_file`";
             return Err(Problem::new(StatusCode::FORBIDDEN, detail));
         };
-        let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-        let sent = sent.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
-        match sent {
-            Some((_, sent)) if same(sent, token.as_bytes()) => Ok(()),
+        match bearer(headers) {
+            Some(sent) if same(sent, token.expose().as_bytes()) => Ok(()),
             Some(_) => Err(Problem::new(StatusCode::UNAUTHORIZED, "the bearer token is not the right one")),
             None => Err(Problem::new(StatusCode::UNAUTHORIZED, "send `Authorization: Bearer <admin token>`")),
         }

@@ -9,7 +9,9 @@
 mod reflection;
 mod unary;
 
+use super::callers::Connected;
 use super::{BODY_MAX, Decide, ServerError};
+use crate::limiter::newcomers::Caller;
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::matching::{COST_MAX, Descriptor, Request, Subject};
 use crate::quota::policy::{TokenBucket, Unit};
@@ -44,6 +46,8 @@ use tower::Service as _;
 
 /// The only method of the service.
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// The service of health checks.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 /// Says why a request was denied, where it was not for the limit.
 const REASON_HEADER: &str = "x-ratelimit-reason";
 /// An answer that is as late as the caller's deadline is too late: this much of the time is kept for the way back ...
@@ -56,6 +60,7 @@ const MARGIN_MAX: Duration = Duration::from_millis(50);
 pub struct Grpc<D> {
     decisions: Arc<Decisions<D>>,
     rest: Routes,
+    connected: Option<Connected>,
 }
 
 /// The body of an answer: ours, or another service's.
@@ -65,7 +70,13 @@ impl<D: Decide> Grpc<D> {
     /// Decisions by `decide`; everything else goes to `rest` (see [`side_services`]).
     #[must_use]
     pub fn new(decide: D, rest: Routes, timeout: Duration, metrics: Arc<Metrics>) -> Self {
-        Self { decisions: Arc::new(Decisions { decide, timeout, metrics }), rest }
+        Self { decisions: Arc::new(Decisions { decide, timeout, metrics }), rest, connected: None }
+    }
+
+    /// The same for one connection.
+    #[must_use]
+    pub fn of(self, connected: Connected) -> Self {
+        Self { connected: Some(connected), ..self }
     }
 }
 
@@ -75,8 +86,20 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Grpc<D> {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        if request.uri().path() == METHOD {
-            let decisions = Arc::clone(&self.decisions);
+        let path = request.uri().path();
+        let caller = match self.connected.as_ref().map(|c| c.who(request.headers())) {
+            None => Caller::ANYONE,
+            Some(Ok(caller)) => caller,
+            // Probes have no tokens.
+            Some(Err(_)) if path.starts_with(HEALTH) => Caller::ANYONE,
+            Some(Err(why)) => {
+                self.decisions.metrics.unauthenticated(Protocol::Grpc);
+                let refused = unary::reply(Err(Status::unauthenticated(why))).map(Either::Left);
+                return std::future::ready(Ok(refused)).boxed();
+            }
+        };
+        if path == METHOD {
+            let decisions = self.decisions.on_behalf_of(caller);
             async move { Ok(decisions.call(request).await.map(Either::Left)) }.boxed()
         } else {
             // It is ready at all times.
@@ -124,6 +147,15 @@ pub async fn side_services(
     Ok(routes.prepare())
 }
 
+/// Reads a message and decides about it, whatever it is.
+#[cfg(any(test, fuzzing))]
+pub(crate) async fn read_any<D: Decide>(bytes: &[u8], decide: &D) -> Result<Vec<u8>, Status> {
+    let message: RateLimitRequest = unary::decode(bytes::Bytes::copy_from_slice(bytes), BODY_MAX)?;
+    let (timeout, metrics) = (Duration::from_secs(1), Arc::new(Metrics::new("fuzz")));
+    let decisions = Decisions { decide: decide.clone(), timeout, metrics };
+    decisions.decide(&message, None).await.map(|response| unary::encode(&response))
+}
+
 /// What is behind the method.
 #[derive(Debug)]
 struct Decisions<D> {
@@ -133,6 +165,11 @@ struct Decisions<D> {
 }
 
 impl<D: Decide> Decisions<D> {
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        let (timeout, metrics) = (self.timeout, Arc::clone(&self.metrics));
+        Self { decide: self.decide.on_behalf_of(caller), timeout, metrics }
+    }
+
     async fn call(&self, request: http::Request<Incoming>) -> http::Response<unary::Reply> {
         let caller = timeout_of(request.headers());
         let limit = caller.map_or(self.timeout, |t| t.min(self.timeout));

@@ -4,9 +4,11 @@
 
 mod forward_auth;
 
+use super::callers::Connected;
 use super::problem::Problem;
 use super::{BODY_MAX, Decide};
 use crate::config::ForwardAuth;
+use crate::limiter::newcomers::Caller;
 use crate::quota::amount::Tokens;
 use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
@@ -39,14 +41,13 @@ const DISCARD_MAX: usize = 16 * BODY_MAX;
 #[derive(Clone, Debug)]
 pub struct Http<D> {
     inner: Arc<Inner<D>>,
-    /// Who is at the other end of the connection.
-    peer: IpAddr,
+    connected: Option<Connected>,
 }
 
 #[derive(Debug)]
 struct Inner<D> {
     decide: D,
-    forward_auth: Option<ForwardAuth>,
+    forward_auth: Option<Arc<ForwardAuth>>,
     timeout: Duration,
     metrics: Arc<Metrics>,
 }
@@ -56,18 +57,18 @@ impl<D: Decide> Http<D> {
     #[must_use]
     pub fn new(
         decide: D,
-        forward_auth: Option<ForwardAuth>,
+        forward_auth: Option<Arc<ForwardAuth>>,
         timeout: Duration,
         metrics: Arc<Metrics>,
     ) -> Self {
         let inner = Inner { decide, forward_auth, timeout, metrics };
-        Self { inner: Arc::new(inner), peer: Ipv4Addr::UNSPECIFIED.into() }
+        Self { inner: Arc::new(inner), connected: None }
     }
 
-    /// The same for a connection from this address.
+    /// The same for one connection.
     #[must_use]
-    pub fn of(&self, peer: IpAddr) -> Self {
-        Self { inner: Arc::clone(&self.inner), peer }
+    pub fn of(self, connected: Connected) -> Self {
+        Self { connected: Some(connected), ..self }
     }
 }
 
@@ -77,12 +78,34 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Http<D> {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        let (inner, peer) = (Arc::clone(&self.inner), self.peer);
-        async move { Ok(inner.route(request, peer).await) }.boxed()
+        let caller = self.connected.as_ref().map_or(Ok(Caller::ANYONE), |c| c.who(request.headers()));
+        let peer = self.connected.as_ref().map_or(Ipv4Addr::UNSPECIFIED.into(), Connected::address);
+        match caller {
+            Ok(caller) => {
+                let inner = self.inner.on_behalf_of(caller);
+                async move { Ok(inner.route(request, peer).await) }.boxed()
+            }
+            Err(why) => {
+                self.inner.metrics.unauthenticated(Protocol::Http);
+                let mut response = Problem::new(StatusCode::UNAUTHORIZED, why).response();
+                let bearer = HeaderValue::from_static("Bearer");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
+                std::future::ready(Ok(response)).boxed()
+            }
+        }
     }
 }
 
 impl<D: Decide> Inner<D> {
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        Self {
+            decide: self.decide.on_behalf_of(caller),
+            forward_auth: self.forward_auth.clone(),
+            timeout: self.timeout,
+            metrics: Arc::clone(&self.metrics),
+        }
+    }
+
     async fn route(&self, request: http::Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
         let result = match (request.uri().path(), request.method()) {
             ("/v1/check", &Method::POST) => self.check(request).await,
@@ -195,6 +218,16 @@ impl<D: Decide> Inner<D> {
 
 fn too_large() -> Problem {
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {BODY_MAX} bytes"))
+}
+
+/// Reads a body and decides about it, whatever it is.
+#[cfg(any(test, fuzzing))]
+pub(crate) async fn read_any<D: Decide>(bytes: &[u8], decide: &D) -> Response<Full<Bytes>> {
+    let decided = match parse(bytes) {
+        Ok(body) => body.decide(decide).await,
+        Err(problem) => Err(problem),
+    };
+    decided.map_or_else(|problem| problem.response(), |verdict| response(&verdict))
 }
 
 /// The body of a request.

@@ -1,12 +1,14 @@
 //! Listeners, worker threads and connections, with a limit on each of them.
 
 use super::ServerError;
+use super::callers::{Addresses, CallerTls, Connected, Place, Tokens};
 use crate::telemetry::metrics::Protocol;
 use futures::FutureExt as _;
 use hyper::body::{Body, Incoming};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use prometheus_client::metrics::counter::Counter;
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
@@ -15,6 +17,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -88,6 +91,7 @@ pub struct Accepted {
     pub peer: SocketAddr,
     stream: TcpStream,
     permit: OwnedSemaphorePermit,
+    place: Option<Place>,
 }
 
 /// Takes connections from a listener, as long as there are permits.
@@ -97,6 +101,7 @@ pub struct Acceptor {
     protocol: Protocol,
     permits: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
+    addresses: Option<(Arc<Addresses>, Counter)>,
     complained: Option<Instant>,
 }
 
@@ -113,7 +118,13 @@ impl Acceptor {
     ) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        Ok(Self { listener, protocol, permits, stopping, complained: None })
+        Ok(Self { listener, protocol, permits, stopping, addresses: None, complained: None })
+    }
+
+    /// Hangs up on addresses that have too many connections already, and counts how often.
+    #[must_use]
+    pub fn with_addresses(self, addresses: Arc<Addresses>, refused: Counter) -> Self {
+        Self { addresses: Some((addresses, refused)), ..self }
     }
 
     /// Where it listens.
@@ -136,19 +147,31 @@ impl Acceptor {
 
     /// The next connection; `None`: stopped.
     pub async fn next(&mut self) -> Option<Accepted> {
-        let Self { listener, protocol, permits, stopping, complained } = self;
+        let Self { listener, protocol, permits, stopping, addresses, complained } = self;
         let next = async {
             // The permit comes first: a connection that cannot be served yet stays in the backlog.
             let permit = Arc::clone(permits).acquire_owned().await.ok()?;
             loop {
                 match listener.accept().await.and_then(|(stream, peer)| Ok((detach(stream)?, peer))) {
                     Ok((stream, peer)) => {
-                        return Some(Accepted { protocol: *protocol, peer, stream, permit });
+                        let place = match addresses {
+                            None => None,
+                            Some((addresses, refused)) => match addresses.enter(peer.ip()) {
+                                Some(place) => Some(place),
+                                None => {
+                                    refused.inc();
+                                    if is_due(complained) {
+                                        tracing::warn!(address = %peer.ip(), ?protocol, "hanging up: the address has as many connections as it may");
+                                    }
+                                    continue;
+                                }
+                            },
+                        };
+                        return Some(Accepted { protocol: *protocol, peer, stream, permit, place });
                     }
                     Err(error) => {
-                        if complained.is_none_or(|at| at.elapsed() > COMPLAIN_EVERY) {
+                        if is_due(complained) {
                             tracing::warn!(%error, ?protocol, "cannot accept connections; raise the limit of open files?");
-                            *complained = Some(Instant::now());
                         }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
@@ -161,6 +184,15 @@ impl Acceptor {
             accepted = next => accepted,
         }
     }
+}
+
+/// Is it time for another line in the log?
+fn is_due(complained: &mut Option<Instant>) -> bool {
+    let due = complained.is_none_or(|at| at.elapsed() > COMPLAIN_EVERY);
+    if due {
+        *complained = Some(Instant::now());
+    }
+    due
 }
 
 /// Takes a stream off this runtime.
@@ -258,9 +290,52 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-/// Serves one connection to its end. HTTP and admin speak HTTP/1.1 and HTTP/2, gRPC only HTTP/2.
+/// Serves one connection to its end, over TLS if there is any. `service` gets to know who is at the other end.
 pub async fn connection<S, B>(
     accepted: Accepted,
+    (tls, tokens): (Option<&CallerTls>, Option<Arc<Tokens>>),
+    service: impl FnOnce(Connected) -> S,
+    limits: &ConnectionLimits,
+    mut stopping: watch::Receiver<bool>,
+) where
+    S: Service<hyper::Request<Incoming>, Response = hyper::Response<B>, Error = Infallible> + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    // Both are held until the connection ends.
+    let Accepted { protocol, stream, peer, permit: _permit, place: _place } = accepted;
+    let stream = match tokio::net::TcpStream::from_std(stream) {
+        Ok(stream) => stream,
+        Err(error) => {
+            tracing::warn!(%error, %peer, "cannot take a connection over");
+            return;
+        }
+    };
+    let Some(tls) = tls else {
+        let service = service(Connected::new(peer.ip(), None, tokens));
+        return speak((protocol, peer), stream, service, limits, stopping).await;
+    };
+    let shaken = tokio::select! {
+        shaken = tokio::time::timeout(limits.head_timeout, tls.acceptor(protocol).accept(stream)) => shaken,
+        _ = stopping.wait_for(|stop| *stop) => return,
+    };
+    match shaken {
+        Ok(Ok(stream)) => {
+            let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+            let service = service(Connected::new(peer.ip(), shown.map(AsRef::as_ref), tokens));
+            speak((protocol, peer), stream, service, limits, stopping).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, %peer, ?protocol, "a caller's TLS handshake failed"),
+        Err(_) => tracing::debug!(%peer, ?protocol, "a caller's TLS handshake took too long"),
+    }
+}
+
+/// HTTP and admin speak HTTP/1.1 and HTTP/2, gRPC only HTTP/2.
+async fn speak<S, B>(
+    (protocol, peer): (Protocol, SocketAddr),
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     service: S,
     limits: &ConnectionLimits,
     mut stopping: watch::Receiver<bool>,
@@ -271,14 +346,6 @@ pub async fn connection<S, B>(
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let Accepted { protocol, stream, peer, permit } = accepted;
-    let stream = match tokio::net::TcpStream::from_std(stream) {
-        Ok(stream) => TokioIo::new(stream),
-        Err(error) => {
-            tracing::warn!(%error, %peer, "cannot take a connection over");
-            return;
-        }
-    };
     let activity = Arc::new(Activity::default());
     let counted = {
         let activity = Arc::clone(&activity);
@@ -288,7 +355,7 @@ pub async fn connection<S, B>(
         })
     };
     let builder = builder(protocol, limits);
-    let mut connection = pin!(builder.serve_connection(stream, counted));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), counted));
     let (mut wait, mut seen, mut closing) = (limits.head_timeout, 0, false);
     loop {
         tokio::select! {
@@ -316,7 +383,6 @@ pub async fn connection<S, B>(
             }
         }
     }
-    drop(permit);
 }
 
 fn builder(protocol: Protocol, limits: &ConnectionLimits) -> auto::Builder<TokioExecutor> {

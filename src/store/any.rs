@@ -7,6 +7,7 @@ use super::{
 };
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Generation;
+use crate::quota::policy::BucketId;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -91,6 +92,13 @@ impl Store for AnyStore {
         match self {
             Self::Memory(store) => store.take(take).await,
             Self::Redis(store) => store.take(take).await,
+        }
+    }
+
+    async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
+        match self {
+            Self::Memory(store) => store.known(buckets).await,
+            Self::Redis(store) => store.known(buckets).await,
         }
     }
 

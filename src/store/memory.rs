@@ -176,6 +176,12 @@ impl Store for MemoryStore {
         self.take_now(&take)
     }
 
+    async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
+        let stored: usize = self.inner.shards.iter().map(|shard| guard(shard).buckets.len()).sum();
+        let known = buckets.iter().map(|id| self.shard(id).buckets.contains_key(id)).collect();
+        Ok((u64::try_from(stored).unwrap_or(u64::MAX), known))
+    }
+
     async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
         let when = Moment::at(self.now());
         let prepared = asks.iter().map(|ask| self.prepare_one(ask, when)).collect::<Result<_, _>>()?;

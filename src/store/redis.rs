@@ -27,6 +27,7 @@ use super::{
 };
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Generation;
+use crate::quota::policy::BucketId;
 use fault::Fault;
 use fred::types::config::Config;
 use fred::types::scripts::Script;
@@ -258,6 +259,19 @@ impl Store for RedisStore {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) | Err(_) => Err(StoreError::Unknown),
         }
+    }
+
+    async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
+        // On a request's path: it waits no longer than for a decision, and not at all where Redis is late already.
+        if self.link.overdue.load(Ordering::Relaxed) {
+            return Err(StoreError::Unavailable);
+        }
+        let live = self.live()?;
+        let window = self.shared.window(crate::clock::now(), self.shared.timeout);
+        let call = live.attached.stem.known(window.ok_or(StoreError::Unavailable)?, &buckets);
+        let read = |answer| wire::known(answer, buckets.len());
+        let asked = self.slow(&live, &SCRIPTS.known, call, read);
+        timeout(self.shared.timeout, asked).await.map_err(|_| StoreError::Unknown)?
     }
 
     async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {

@@ -38,6 +38,8 @@ table! {
     BAD_REQUESTS: "quorate_bad_requests", "Requests that could not be checked as they were, by protocol";
     DECISION: "quorate_decision", "Time from a request read to its answer";
     CONNECTIONS: "quorate_connections", "Open connections of callers, by protocol";
+    CONNECTIONS_REFUSED: "quorate_connections_refused", "Connections of callers that were hung up on because their address had too many, by protocol";
+    UNAUTHENTICATED: "quorate_unauthenticated", "Requests of callers without a token that may ask, by protocol";
     REQUESTS_TIMED_OUT: "quorate_requests_timed_out", "Requests that were not answered in time, by protocol";
     STORE_ERRORS: "quorate_store_errors", "Store calls that gave no answer, by kind (unavailable, unknown, fenced)";
     STORE_CALL: "quorate_store_call", "Time of a store call";
@@ -55,6 +57,8 @@ table! {
     PEER_REACHABLE: "quorate_peer_reachable", "1: the last exchange with the region succeeded";
     POOL_BREACHES: "quorate_pool_breaches", "Buckets whose books did not balance: a person must look";
     POLICIES_VERSION: "quorate_policies_version", "Version of the policies in force";
+    NEW_BUCKETS_REFUSED: "quorate_new_buckets_refused", "Buckets that were not made because a caller brought too many, or the store holds too many keys";
+    STORED: "quorate_stored_keys", "Keys in the store, as it said last";
     BUCKETS: "quorate_buckets", "Buckets that the slow loop follows";
     READY: "quorate_ready", "1: ready";
 }
@@ -83,6 +87,8 @@ pub struct Metrics {
     bad_requests: [Counter; 3],
     timed_out: [Counter; 3],
     connections: [Gauge; 3],
+    connections_refused: [Counter; 3],
+    unauthenticated: [Counter; 3],
     store_errors: Family<KindLabel, Counter>,
     waits: Family<OutcomeLabel, Counter>,
     proposals: Family<OutcomeLabel, Counter>,
@@ -113,6 +119,9 @@ pub struct Metrics {
     pub pool_breaches: Counter,
     /// Version of the policies in force.
     pub policies_version: Gauge,
+    new_buckets_refused: Counter,
+    /// Keys in the store, as it said last.
+    pub stored: Gauge,
     /// Buckets that the slow loop follows.
     pub buckets: Gauge,
     /// 1: ready.
@@ -134,6 +143,8 @@ impl Metrics {
         let r = &mut registry;
         let bad_requests = add(r, BAD_REQUESTS, Family::<ProtocolLabel, Counter>::default());
         let timed_out = add(r, REQUESTS_TIMED_OUT, Family::<ProtocolLabel, Counter>::default());
+        let refused = add(r, CONNECTIONS_REFUSED, Family::<ProtocolLabel, Counter>::default());
+        let unauthenticated = add(r, UNAUTHENTICATED, Family::<ProtocolLabel, Counter>::default());
         let connections = add(r, CONNECTIONS, Family::<ProtocolLabel, Gauge>::default());
         Self {
             decisions: add(r, DECISIONS, Family::default()),
@@ -142,6 +153,8 @@ impl Metrics {
             bad_requests: PROTOCOLS.map(|p| bad_requests.get_or_create_owned(&p)),
             timed_out: PROTOCOLS.map(|p| timed_out.get_or_create_owned(&p)),
             connections: PROTOCOLS.map(|p| connections.get_or_create_owned(&p)),
+            connections_refused: PROTOCOLS.map(|p| refused.get_or_create_owned(&p)),
+            unauthenticated: PROTOCOLS.map(|p| unauthenticated.get_or_create_owned(&p)),
             store_errors: add(r, STORE_ERRORS, Family::default()),
             waits: add(r, WAITS, Family::default()),
             proposals: add(r, PROPOSALS, Family::default()),
@@ -159,6 +172,8 @@ impl Metrics {
             raft_age: add_seconds(r, RAFT_AGE, Gauge::default()),
             pool_breaches: add(r, POOL_BREACHES, Counter::default()),
             policies_version: add(r, POLICIES_VERSION, Gauge::default()),
+            new_buckets_refused: add(r, NEW_BUCKETS_REFUSED, Counter::default()),
+            stored: add(r, STORED, Gauge::default()),
             buckets: add(r, BUCKETS, Gauge::default()),
             ready: add(r, READY, Gauge::default()),
             registry,
@@ -213,6 +228,17 @@ impl Metrics {
         &self.connections[protocol as usize]
     }
 
+    /// Connections that were hung up on because their address had too many.
+    #[must_use]
+    pub fn connections_refused(&self, protocol: Protocol) -> &Counter {
+        &self.connections_refused[protocol as usize]
+    }
+
+    /// A request came without a token that may ask.
+    pub fn unauthenticated(&self, protocol: Protocol) {
+        self.unauthenticated[protocol as usize].inc();
+    }
+
     /// A store call gave no answer.
     pub fn store_error(&self, kind: &'static str) {
         self.store_errors.get_or_create(&KindLabel { kind }).inc();
@@ -226,6 +252,11 @@ impl Metrics {
     /// A proposal was `applied`, `refused`, or its outcome is `unknown`.
     pub fn proposed(&self, outcome: &'static str) {
         self.proposals.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// So many buckets were not made.
+    pub fn new_buckets_refused(&self, count: usize) {
+        self.new_buckets_refused.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
     /// Could another region be reached?
@@ -376,7 +407,7 @@ struct RegionLabel {
 fn can_be(result: &str, reason: Reason) -> bool {
     match reason {
         Reason::Ok | Reason::Shadow => result == ALLOWED,
-        Reason::OverLimit | Reason::NoLease => result == DENIED,
+        Reason::OverLimit | Reason::NoLease | Reason::TooManyBuckets => result == DENIED,
         Reason::StoreUnavailable => true,
     }
 }

@@ -9,6 +9,7 @@ use quorate::quota::matching::{
     bucket_of, override_bucket_id,
 };
 use quorate::quota::policy::{BucketId, KeyMatch, Policy, TokenBucket, Unit, ValueMatch};
+use quorate::quota::redaction::Redaction;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -310,7 +311,7 @@ proptest! {
         if let Some(charge) = matched.charges.first() {
             let policy = &policies[charge.policy().unwrap() as usize];
             prop_assert_eq!(charge.bucket, bucket_id(&policy.name, called(policy, &entries)));
-            prop_assert_eq!(Some(charge.bucket), bucket_of(policy, &entries));
+            prop_assert_eq!(Some(charge.bucket), bucket_of(&Redaction::default(), policy, &entries));
         }
     }
 
@@ -336,7 +337,7 @@ proptest! {
             let entries: Vec<(&str, &str)> =
                 p.matches.iter().map(|m| (&*m.key, attributes[&*m.key].as_str())).collect();
             prop_assert_eq!(charge.bucket, bucket_id(&p.name, called(p, &entries)));
-            prop_assert_eq!(Some(charge.bucket), bucket_of(p, &given));
+            prop_assert_eq!(Some(charge.bucket), bucket_of(&Redaction::default(), p, &given));
         }
     }
 

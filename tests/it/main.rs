@@ -12,5 +12,6 @@ mod faults;
 mod forward_auth;
 mod members;
 mod region;
+mod safety;
 mod support;
 mod tidy;

@@ -15,10 +15,11 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("config", &["quota"]),
     ("telemetry", &["quota", "config"]),
     ("store", &["quota", "clock", "telemetry", "bugs"]),
-    ("raft", &["quota", "clock", "telemetry", "bugs"]),
+    ("raft", &["quota", "clock", "telemetry", "tls", "bugs"]),
     ("limiter", &["store", "quota", "telemetry"]),
     ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry", "bugs"]),
-    ("server", &["limiter", "quota", "config", "telemetry"]),
+    ("server", &["limiter", "quota", "config", "telemetry", "tls"]),
+    ("tls", &[]),
     ("wan", &[]),
 ];
 

@@ -132,7 +132,7 @@ impl Admin {
         let address = listener.local_addr().unwrap();
         let (stop, stopping) = watch::channel(false);
         let shared: Arc<dyn AdminSource> = Arc::clone(&source) as _;
-        let routes = admin::router(shared, Access { token: token.map(Into::into) });
+        let routes = admin::router(shared, Access::new(token.map(quorate::config::Secret::new)));
         let served = tokio::spawn(admin::serve(listener, routes, stopping));
         Self { source, address, client: client(), stop, served }
     }
@@ -238,7 +238,10 @@ async fn changes_need_the_token() {
     }
     assert_eq!(admin.put("", yaml, &[("authorization", "bearer s3cret")]).await.status, 200);
     assert_eq!(admin.get("/v1/policies").await.status, 200, "reading needs none");
-    assert_eq!(format!("{:?}", Access { token: Some("s3cret".into()) }), "Access { token: Some(\"...\") }");
+    assert_eq!(
+        format!("{:?}", Access::new(Some(quorate::config::Secret::new("s3cret")))).contains("s3cret"),
+        false
+    );
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! A limiter for one process: exact token buckets in a map, a clock that tests move, and switches for trouble.
 
+use quorate::limiter::newcomers::Caller;
 use quorate::quota::amount::{Micros, Tokens};
 use quorate::quota::matching::{Charge, ChargeLimit, Matched, Matcher, Request, RequestFault, Subject};
 use quorate::quota::policy::{
@@ -14,7 +15,7 @@ use tokio::sync::Semaphore;
 
 /// See the module.
 #[derive(Clone)]
-pub struct Limiter(Arc<Inner>);
+pub struct Limiter(Arc<Inner>, Caller);
 
 struct Inner {
     policies: Vec<Policy>,
@@ -31,6 +32,7 @@ struct State {
     down: bool,
     buckets: HashMap<BucketId, (Tokens, Micros)>,
     deadlines: Vec<Option<Duration>>,
+    callers: Vec<Caller>,
 }
 
 impl Limiter {
@@ -41,7 +43,7 @@ impl Limiter {
     pub fn with_unmatched(policies: Vec<Policy>, unmatched: bool) -> Self {
         let matcher = Matcher::new((0..).zip(&policies));
         let (state, gate) = (Mutex::default(), Semaphore::new(0));
-        Self(Arc::new(Inner { policies, matcher, unmatched, state, gate }))
+        Self(Arc::new(Inner { policies, matcher, unmatched, state, gate }), Caller::ANYONE)
     }
 
     /// Moves the clock.
@@ -62,6 +64,11 @@ impl Limiter {
     /// The deadlines of all requests so far.
     pub fn deadlines(&self) -> Vec<Option<Duration>> {
         self.0.state.lock().unwrap().deadlines.clone()
+    }
+
+    /// Who has asked so far.
+    pub fn callers(&self) -> Vec<Caller> {
+        self.0.state.lock().unwrap().callers.clone()
     }
 
     fn decide(&self, request: &Request<'_>) -> Result<Verdict, RequestFault> {
@@ -122,7 +129,11 @@ impl Decide for Limiter {
         request: &Request<'_>,
         deadline: Option<Duration>,
     ) -> Result<Verdict, RequestFault> {
-        self.0.state.lock().unwrap().deadlines.push(deadline);
+        {
+            let mut state = self.0.state.lock().unwrap();
+            state.deadlines.push(deadline);
+            state.callers.push(self.1);
+        }
         if request.domain == "gated" {
             let permit = self.0.gate.acquire();
             match deadline {
@@ -132,6 +143,10 @@ impl Decide for Limiter {
             }
         }
         self.decide(request)
+    }
+
+    fn on_behalf_of(&self, caller: Caller) -> Self {
+        Self(Arc::clone(&self.0), caller)
     }
 }
 

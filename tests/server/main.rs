@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
 mod admin;
+mod callers;
 mod connections;
 mod forward_auth;
 mod grpc;

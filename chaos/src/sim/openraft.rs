@@ -143,6 +143,7 @@ impl Openrafts {
             seat: None,
             tls: None,
             rtt_max: self.habits.rtt_max.to_duration(),
+            redaction: None,
         };
         let started = Raft::start_simulated(config, self.policies.clone(), self.habits.log, place).await;
         if node.machine.life() != life {

@@ -363,6 +363,14 @@ impl Store for SimStore {
         self.shelf.call(self.attached(), work).await
     }
 
+    async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
+        let work = move |state: &mut State, _: Session, _: Micros| {
+            let held = &state.data.buckets;
+            (held.len() as u64, buckets.iter().map(|id| held.contains_key(id)).collect())
+        };
+        self.shelf.call(self.attached(), work).await
+    }
+
     async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
         let work = move |state: &mut State, session, now| {
             (now, asks.iter().map(|ask| state.prepare(ask, session, now)).collect())

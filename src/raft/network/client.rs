@@ -192,6 +192,10 @@ impl Client {
             .header(header::INSTANCE, me.instance)
             .header(header::NODE, me.node_id)
             .header(header::TO, &*peer.region);
+        let request = match self.peers.redaction {
+            Some(sum) => request.header(header::REDACTION, sum.to_string()),
+            None => request,
+        };
         let request = match self.peers.node(&peer.region) {
             Some(node) => request.header(header::TO_NODE, node),
             None => request,
@@ -213,9 +217,16 @@ impl Client {
         if let Some(line) = &self.line {
             return line.send(&peer.region, lane, request).await;
         }
-        #[cfg(not(feature = "sim"))]
-        let _ = (peer, lane);
-        Ok(request.send().await?)
+        let _ = lane;
+        request.send().await.map_err(|error| {
+            let fault = chain(&error);
+            // rustls says so of certificates, its own and the other side's.
+            let tls = fault.contains("certificate") || fault.contains("received fatal alert");
+            if error.is_connect() && tls && self.peers.may_log_refusal("TLS") {
+                tracing::error!(region = %peer.region, url = %peer.url, fault, "no TLS with a peer: one of the two does not accept the other's certificate");
+            }
+            error.into()
+        })
     }
 
     /// Looks at who answers, and what.
@@ -223,8 +234,8 @@ impl Client {
         let get = |name| reply.headers().get(name).and_then(|value| value.to_str().ok());
         if let Some(refusal) = get(header::REFUSED).and_then(Refusal::named) {
             self.peers.refused_by(&peer.region, refusal);
-            if refusal != Refusal::Removed && self.peers.may_log_refusal() {
-                tracing::error!(region = %peer.region, url = %peer.url, refusal = refusal.name(), "a peer refuses this node");
+            if refusal != Refusal::Removed && self.peers.may_log_refusal(refusal.name()) {
+                tracing::error!(region = %peer.region, url = %peer.url, refusal = refusal.name(), why = refusal.means(), "a peer refuses this node");
             }
             return Err(CallError::Refused(refusal));
         }
@@ -237,8 +248,15 @@ impl Client {
         if region != &*peer.region {
             return Err(CallError::Refused(Refusal::Target));
         }
+        if !self.peers.redacts_alike(reply.headers()) {
+            let refusal = Refusal::Redaction;
+            if self.peers.may_log_refusal(refusal.name()) {
+                tracing::error!(region = %peer.region, url = %peer.url, refusal = refusal.name(), why = refusal.means(), "refused a peer's answer");
+            }
+            return Err(CallError::Refused(refusal));
+        }
         if !self.peers.meet(&peer.region, node, instance) {
-            if self.peers.may_log_refusal() {
+            if self.peers.may_log_refusal("other data") {
                 tracing::error!(region = %peer.region, url = %peer.url, "a peer answers with other data than it had; it is ignored");
             }
             return Err(CallError::Refused(Refusal::TargetInstance));
@@ -253,7 +271,7 @@ impl Client {
 
 impl Lanes {
     fn new(timing: &Timing, tls: Option<&PeerTls>) -> Result<Self, RaftError> {
-        let config = super::tls::client(tls)?;
+        let config = crate::tls::client(tls.map(PeerTls::files).as_ref())?;
         let client = || {
             reqwest::Client::builder()
                 .tls_backend_preconfigured(config.clone())

@@ -20,7 +20,12 @@ pub(crate) struct Peers {
     book: RwLock<Book>,
     /// Peers that say that this node has been removed.
     removed_by: Mutex<BTreeSet<RegionName>>,
-    refusals: Mutex<Option<Instant>>,
+    /// When a refusal of each kind was logged last.
+    refusals: Mutex<BTreeMap<&'static str, Instant>>,
+    /// Sums up how this region names its buckets.
+    pub redaction: Option<u64>,
+    /// Calls of those that are no peers (yet).
+    strangers: Calls,
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +53,28 @@ pub(crate) struct Peer {
     pub region: RegionName,
     pub url: String,
     health: Mutex<Health>,
+    /// What it has asked lately.
+    pub calls: Calls,
+}
+
+/// The most calls that one region may make a second: many times what it needs. (A stream of entries is one call.)
+const CALLS_PER_SECOND: u32 = 5_000;
+
+/// Counts calls, second by second.
+#[derive(Debug, Default)]
+pub(crate) struct Calls(Mutex<Option<(Instant, u32)>>);
+
+impl Calls {
+    /// One more; false: it is one too many.
+    pub fn count(&self) -> bool {
+        let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (began, calls) = second.get_or_insert_with(|| (Instant::now(), 0));
+        if began.elapsed() >= Duration::from_secs(1) {
+            (*began, *calls) = (Instant::now(), 0);
+        }
+        *calls = calls.saturating_add(1);
+        *calls <= CALLS_PER_SECOND
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,12 +110,22 @@ impl Peer {
 impl Peers {
     pub fn new(me: Identity, known: Acquaintances, regions: &[(RegionName, String)]) -> Self {
         let configured = regions.iter().cloned().collect();
-        let (book, removed_by, refusals) = Default::default();
-        let peers = Self { me, known, configured, book, removed_by, refusals };
+        let (book, removed_by, refusals, strangers) = Default::default();
+        let peers = Self { me, known, configured, book, removed_by, refusals, redaction: None, strangers };
         for (region, url) in regions {
             peers.book_mut().add(&peers.me, region, url);
         }
         peers
+    }
+
+    /// The same, where buckets are named so.
+    pub fn with_redaction(self, redaction: Option<u64>) -> Self {
+        Self { redaction, ..self }
+    }
+
+    /// May this region (or whoever says that it is) make one more call?
+    pub fn count_call(&self, region: &str) -> bool {
+        self.get(region).map_or_else(|| self.strangers.count(), |peer| peer.calls.count())
     }
 
     /// A member of the cluster that may not be on the newest list yet.
@@ -162,6 +199,9 @@ impl Peers {
         if get(header::TO_INSTANCE).is_some_and(|to| to.parse() != Ok(self.me.instance)) {
             return Err(Refusal::TargetInstance);
         }
+        if !self.redacts_alike(headers) {
+            return Err(Refusal::Redaction);
+        }
         if anyone {
             return Ok(());
         }
@@ -184,6 +224,12 @@ impl Peers {
             _ => (),
         }
         if self.meet(&from.region, node, instance) { Ok(()) } else { Err(Refusal::Instance) }
+    }
+
+    /// Does the sender of these headers name its buckets as this region does?
+    pub fn redacts_alike(&self, headers: &HeaderMap) -> bool {
+        let theirs = headers.get(header::REDACTION).map(|value| value.to_str().unwrap_or_default());
+        theirs == self.redaction.map(|sum| sum.to_string()).as_deref()
     }
 
     /// Is `region` still the one that this node knows (or does it know none)? A newer node is another one, if the members'
@@ -248,12 +294,12 @@ impl Peers {
         self.removed_by.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True at most every ten seconds: refusals come at the rate of calls, and one line says it.
-    pub fn may_log_refusal(&self) -> bool {
-        let mut last = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|last| last.elapsed() > Duration::from_secs(10));
+    /// True at most every ten seconds for each kind: refusals come at the rate of calls, and one line says it.
+    pub fn may_log_refusal(&self, kind: &'static str) -> bool {
+        let mut logged = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = logged.get(kind).is_none_or(|last| last.elapsed() > Duration::from_secs(10));
         if due {
-            *last = Some(Instant::now());
+            logged.insert(kind, Instant::now());
         }
         due
     }
@@ -266,7 +312,7 @@ impl Book {
         }
         self.peers.entry(region.clone()).or_insert_with(|| {
             let url = url.trim_end_matches('/').to_owned();
-            Arc::new(Peer { region: region.clone(), url, health: Mutex::default() })
+            Arc::new(Peer { region: region.clone(), url, health: Mutex::default(), calls: Calls::default() })
         });
     }
 

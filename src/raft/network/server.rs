@@ -1,6 +1,8 @@
 //! The answering end of the wire.
 
+use super::certificate::Shown;
 use super::client::STREAM_WINDOW;
+use super::peers::Peers;
 use super::wire::{
     self, APPLIED_BYTES_MAX, CALL_BYTES_MAX, Frames, HelloReply, PROPOSE_BYTES_MAX, Propose, ProposeFault,
     ProposeReply, Refusal, SnapshotHead, WireError, header, path,
@@ -105,9 +107,13 @@ async fn connection(node: Arc<Node>, stream: TcpStream, peer: SocketAddr) {
     match node.tls() {
         Some(config) => {
             match timeout(ARRIVAL, tokio_rustls::TlsAcceptor::from(config).accept(stream)).await {
-                Ok(Ok(stream)) => http2(node, stream).await,
+                Ok(Ok(stream)) => {
+                    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                    let shown = shown.map(|leaf| Arc::new(Shown::new(leaf.clone().into_owned())));
+                    http2(node, stream, shown).await;
+                }
                 Ok(Err(fault)) if is_refusal(&fault) => {
-                    if node.client.peers.may_log_refusal() {
+                    if node.client.peers.may_log_refusal("handshake") {
                         tracing::error!(%peer, %fault, "a peer's TLS handshake failed");
                     }
                 }
@@ -115,9 +121,9 @@ async fn connection(node: Arc<Node>, stream: TcpStream, peer: SocketAddr) {
                 Err(_) => tracing::debug!(%peer, "a peer's TLS handshake took too long"),
             }
         }
-        None if peer.ip().to_canonical().is_loopback() => http2(node, stream).await,
+        None if peer.ip().to_canonical().is_loopback() => http2(node, stream, None).await,
         None => {
-            if node.client.peers.may_log_refusal() {
+            if node.client.peers.may_log_refusal("plaintext") {
                 tracing::error!(%peer, "refused a peer: without peer_tls only loopback peers are let in");
             }
         }
@@ -130,10 +136,10 @@ fn is_refusal(fault: &std::io::Error) -> bool {
     fault.kind() == std::io::ErrorKind::InvalidData
 }
 
-async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin) {
+async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin, shown: Option<Arc<Shown>>) {
     let mut stopping = node.stopping();
     let timing = node.client.timing;
-    let service = TowerToHyperService::new(router(node));
+    let service = TowerToHyperService::new(router(node).layer(axum::Extension(shown)));
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
@@ -159,15 +165,9 @@ async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin) {
 /// Nothing is done for a caller that is not a peer of this cluster, or not the one that it was.
 async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
     let peers = &node.client.peers;
-    let anyone = request.uri().path() == path::WHO;
-    let mut response = match peers.admit(request.headers(), anyone) {
+    let mut response = match look_at(peers, &request) {
         Ok(()) => next.run(request).await,
-        Err(refusal) => {
-            if peers.may_log_refusal() {
-                log_refusal(request.headers(), refusal);
-            }
-            (StatusCode::CONFLICT, [(header::REFUSED, refusal.name())]).into_response()
-        }
+        Err(refused) => refused,
     };
     let headers = response.headers_mut();
     headers.insert(header::INSTANCE, peers.me.instance.into());
@@ -175,11 +175,46 @@ async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> R
     if let Ok(region) = peers.me.region.parse() {
         headers.insert(header::REGION, region);
     }
+    if let Some(sum) = peers.redaction {
+        headers.insert(header::REDACTION, sum.into());
+    }
     response
 }
 
-fn log_refusal(headers: &HeaderMap, refusal: Refusal) {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("?");
+/// Is the caller who it says, and may it call?
+fn look_at<B>(peers: &Peers, request: &http::Request<B>) -> Result<(), Response> {
+    let headers = request.headers();
+    let from = text(headers, header::REGION);
+    let anyone = request.uri().path() == path::WHO;
+    let certified = || {
+        // Plain lines, on loopback, have no certificates.
+        let shown = request.extensions().get::<Option<Arc<Shown>>>().and_then(Option::as_deref);
+        let url = peers.get(from).map(|peer| peer.url.clone());
+        shown.map_or(Ok(()), |shown| shown.is_of(&peers.me.cluster, from, url.as_deref()))
+    };
+    let admitted = peers.admit(headers, anyone).map_err(|refusal| (refusal, None));
+    let admitted = admitted.and_then(|()| certified().map_err(|why| (Refusal::Certificate, Some(why))));
+    if let Err((refusal, why)) = admitted {
+        if peers.may_log_refusal(refusal.name()) {
+            log_refusal(headers, refusal, why.as_deref());
+        }
+        return Err((StatusCode::CONFLICT, [(header::REFUSED, refusal.name())]).into_response());
+    }
+    if !peers.count_call(from) {
+        if peers.may_log_refusal("rate") {
+            tracing::warn!(region = from, "a peer calls too often; some of its calls are refused");
+        }
+        return Err(Fault::Busy.into_response());
+    }
+    Ok(())
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> &'h str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("?")
+}
+
+fn log_refusal(headers: &HeaderMap, refusal: Refusal, why: Option<&str>) {
+    let text = |name| text(headers, name);
     if refusal == Refusal::Removed {
         tracing::warn!(
             region = text(header::REGION),
@@ -193,6 +228,7 @@ fn log_refusal(headers: &HeaderMap, refusal: Refusal) {
         cluster = text(header::CLUSTER),
         protocol = text(header::PROTOCOL),
         meant_for = text(header::TO),
+        why = why.unwrap_or(refusal.means()),
         "refused a peer"
     );
 }

@@ -51,6 +51,8 @@ pub(crate) mod header {
     pub const TO: &str = "x-quorate-to";
     pub const TO_NODE: &str = "x-quorate-to-node";
     pub const TO_INSTANCE: &str = "x-quorate-to-instance";
+    /// Sums up how the sender names its buckets; left out where it redacts nothing. In answers, the answering side's.
+    pub const REDACTION: &str = "x-quorate-redaction";
     /// Why a call was refused before anything was done: a [`super::Refusal`].
     pub const REFUSED: &str = "x-quorate-refused";
 }
@@ -72,10 +74,14 @@ pub(crate) enum Refusal {
     Instance,
     /// The caller has left the cluster, or has come back as another node since.
     Removed,
+    /// The caller's certificate is not that of its region.
+    Certificate,
+    /// The two redact other values, or with another key: they would not share buckets.
+    Redaction,
 }
 
 impl Refusal {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Protocol,
         Self::Cluster,
         Self::Target,
@@ -83,6 +89,8 @@ impl Refusal {
         Self::Stranger,
         Self::Instance,
         Self::Removed,
+        Self::Certificate,
+        Self::Redaction,
     ];
 
     /// Its name on the wire.
@@ -95,6 +103,31 @@ impl Refusal {
             Self::Stranger => "stranger",
             Self::Instance => "instance",
             Self::Removed => "removed",
+            Self::Certificate => "certificate",
+            Self::Redaction => "redaction",
+        }
+    }
+
+    /// What a person should know about it, from either side.
+    pub fn means(self) -> &'static str {
+        match self {
+            Self::Protocol => {
+                "the two speak other versions of the wire; run versions that are next to each other"
+            }
+            Self::Cluster => "the two are of other clusters; see cluster.name and cluster.regions",
+            Self::Target => "the call was meant for another region; see the URLs in cluster.regions",
+            Self::TargetInstance => "the called region has other data than the caller knows it by",
+            Self::Stranger => "the caller is no region of the cluster; see `quorate region list`",
+            Self::Instance => {
+                "the caller has other data than it is known by; see docs/operations.md, A region lost its disk"
+            }
+            Self::Removed => "the caller has left the cluster",
+            Self::Certificate => {
+                "the caller's certificate is not that of its region; see docs/operations.md, Certificates"
+            }
+            Self::Redaction => {
+                "`redact` or its key differ, and so would the names of buckets; make them the same in every region"
+            }
         }
     }
 

@@ -76,7 +76,7 @@ pub fn encode(message: &impl Message) -> Vec<u8> {
     out
 }
 
-fn decode<M: Message + Default>(mut all: Bytes, max: usize) -> Result<M, Status> {
+pub fn decode<M: Message + Default>(mut all: Bytes, max: usize) -> Result<M, Status> {
     if all.len() < PREFIX {
         return Err(Status::invalid_argument("the message broke off in its prefix"));
     }

@@ -15,6 +15,7 @@ pub(super) static SCRIPTS: LazyLock<Scripts> =
 /// All scripts over one source of time.
 pub(super) struct Scripts {
     pub(super) take: Script,
+    pub(super) known: Script,
     pub(super) prepare: Script,
     pub(super) install: Script,
     pub(super) attach: Script,
@@ -29,6 +30,7 @@ impl Scripts {
         let plain = |body: &str| Script::from_lua(format!("{clock}\n{body}"));
         Self {
             take: on_buckets(include_str!("take.lua")),
+            known: on_buckets(include_str!("known.lua")),
             prepare: on_buckets(include_str!("prepare.lua")),
             install: on_buckets(include_str!("install.lua")),
             attach: plain(include_str!("attach.lua")),

@@ -78,6 +78,11 @@ impl Stem {
         Call { keys, args }
     }
 
+    pub(super) fn known(&self, window: (Micros, Micros), buckets: &[BucketId]) -> Call {
+        let keys = std::iter::once(self.meta.clone()).chain(buckets.iter().map(|id| self.bucket(id)));
+        self.call(window, keys.collect(), Vec::new(), Vec::new())
+    }
+
     pub(super) fn prepare(&self, window: (Micros, Micros), asks: &[Prepare]) -> Call {
         let (mut keys, mut shapes, mut rest) = (vec![self.meta.clone()], Vec::new(), Vec::new());
         for ask in asks {
@@ -190,6 +195,13 @@ pub(super) fn taken(answer: Bytes, counts: &[u8]) -> Result<Vec<Taken>, Fault> {
             Ok(Taken { allowed, now, charges })
         })
         .collect()
+}
+
+/// What `known.lua` answered about so many buckets: how many keys there are, and which of the buckets.
+pub(super) fn known(answer: Bytes, count: usize) -> Result<(u64, Vec<bool>), Fault> {
+    let mut body = Body::open(answer)?;
+    let stored = u64::try_from(body.number()?).unwrap_or(0);
+    Ok((stored, (0..count).map(|_| body.flag()).collect::<Result<_, _>>()?))
 }
 
 /// What `prepare.lua` answered to so many asks.

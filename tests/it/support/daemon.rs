@@ -181,6 +181,24 @@ impl Daemon {
         self.process.as_ref().map(Process::cpu).unwrap_or_default()
     }
 
+    /// Memory that it has in use, in bytes.
+    #[allow(dead_code, reason = "not for the benches")]
+    pub fn memory(&self) -> u64 {
+        self.process.as_ref().map(Process::memory).unwrap_or_default()
+    }
+
+    /// Sends it a signal.
+    #[allow(dead_code, reason = "not for the benches")]
+    pub fn signal(&self, signal: Signal) {
+        self.process.as_ref().expect("the daemon was started").signal(signal);
+    }
+
+    /// Where HTTP listens.
+    #[allow(dead_code, reason = "not for the benches")]
+    pub fn http_address(&self) -> SocketAddr {
+        self.http
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         self.process.as_ref().map(Process::log).unwrap_or_default()
