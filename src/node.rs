@@ -2,6 +2,7 @@
 
 mod admin;
 mod files;
+mod gauges;
 mod regions;
 mod waiting;
 
@@ -89,6 +90,8 @@ impl Node {
         let unmatched_allowed = config.unmatched == Unmatched::Allow;
         let raft = Raft::start(raft_config, first_policies).await?;
         let store = store(&config)?;
+        raft.measure(metrics.raft.clone());
+        store.measure(&metrics.store);
         let local = MemoryStore::monotonic(wall_micros());
         let active = Active::none(unmatched_allowed, &metrics);
         let pool = raft.pool();
@@ -122,6 +125,7 @@ impl Node {
             tokio::spawn(admin::serve(Arc::clone(&inner), admin, stopping.clone(), fail.clone())),
         ];
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
+        tasks.push(tokio::spawn(gauges::keep(Arc::clone(&inner), stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
         let forward_auth = inner.config.forward_auth.clone();
