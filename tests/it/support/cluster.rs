@@ -40,6 +40,11 @@ pub struct Plan {
 impl Cluster {
     /// Starts three regions and waits until each is ready and all agree on a leader.
     pub async fn start(plan: Plan) -> Self {
+        Self::start_with(plan, "").await
+    }
+
+    /// The same, with more lines in every `region.yaml`.
+    pub async fn start_with(plan: Plan, more: &str) -> Self {
         let peers: Vec<SocketAddr> = REGIONS.iter().map(|_| free_address()).collect();
         let links = links(&peers, plan.rtt / 2).await;
         let (redis, daemons, policies) = (Vec::new(), Vec::new(), plan.policies.clone());
@@ -54,7 +59,7 @@ impl Cluster {
                 regions: cluster.regions_seen_from(i, &peers),
                 redis: Some(redis.url()),
                 policies: plan.policies.clone(),
-                more: String::new(),
+                more: more.to_owned(),
                 env: Vec::new(),
                 peer: peers[i],
                 clock: plan.clocks.map(|clocks| clocks[i].0),

@@ -129,6 +129,13 @@ impl Daemon {
         self.process = None;
     }
 
+    /// SIGHUP: reads again what can change live, from a `region.yaml` with these lines more.
+    pub fn reload(&mut self, more: &str) {
+        more.clone_into(&mut self.settings.more);
+        self.write_config();
+        self.process.as_ref().expect("the daemon was started").signal(Signal::HUP);
+    }
+
     /// SIGTERM: drains and ends.
     pub async fn stop(&mut self) -> ExitStatus {
         let mut process = self.process.take().expect("the daemon was started");
