@@ -282,12 +282,22 @@ pub enum AttributeSource {
 }
 
 /// Logs and traces.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Telemetry {
     /// Where traces go, over OTLP/gRPC; nowhere if there is none.
     pub otlp: Option<Arc<str>>,
+    /// How many requests in a million are traced that no caller decides about.
+    pub sampling_ppm: u32,
     /// How log lines are written.
     pub log: LogFormat,
+    /// Which log lines are written (levels, by module); `None`: the default.
+    pub log_filter: Option<Arc<str>>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { otlp: None, sampling_ppm: SAMPLING_PPM, log: LogFormat::default(), log_filter: None }
+    }
 }
 
 /// How log lines are written.
@@ -324,5 +334,7 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// One request in a hundred.
+const SAMPLING_PPM: u32 = 10_000;
 /// The most regions of one cluster.
 pub const REGIONS_MAX: usize = 64;

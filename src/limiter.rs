@@ -5,6 +5,7 @@
 
 pub mod active;
 mod fallback;
+pub mod hot;
 pub mod meter;
 pub mod newcomers;
 pub mod table;
@@ -17,10 +18,13 @@ use crate::quota::redaction::Redaction;
 use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
-use crate::telemetry::Metrics;
+use crate::telemetry::metrics::{Check, Waited};
+use crate::telemetry::{Metrics, trace};
+use crate::trace_span;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
+use hot::{Asked, Hot, Sketch};
 use meter::{Answered, Meter};
 use newcomers::{Caller, NewBuckets, Newcomers};
 use std::future::Future;
@@ -29,6 +33,8 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 use table::{Asking, Table, Tally};
 use tokio::time::Instant;
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
 /// The most requests that wait for a lease at a time, in one daemon.
 pub const WAITING_MAX: usize = 10_000;
@@ -52,6 +58,8 @@ pub struct Core {
     pub newcomers: Newcomers,
     /// Values that are not stored, logged or shown.
     pub redaction: Redaction,
+    /// The hottest buckets.
+    pub hot: Hot,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -75,6 +83,7 @@ impl Core {
             meter: Meter::default(),
             newcomers: Newcomers::new(NewBuckets::default()),
             redaction: Redaction::default(),
+            hot: Hot::default(),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
@@ -103,6 +112,11 @@ impl Core {
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
     fn in_pool(&self, held: &Held<'_>) -> Tokens {
         (self.peek)(held.policy.id, held.charge.bucket).unwrap_or(held.policy.pool_full)
+    }
+
+    /// How many requests wait for a lease now.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// How long it takes from an ask to its lease, as measured; for hints in answers.
@@ -138,6 +152,7 @@ pub struct Limiter<S> {
     store: S,
     core: Arc<Core>,
     caller: Caller,
+    sketch: Arc<Sketch>,
 }
 
 /// A charge with what is needed to judge it.
@@ -177,11 +192,10 @@ impl<S: Store> Decide for Limiter<S> {
         } else {
             held.iter().map(|h| h.unlimited()).collect()
         };
-        for (held, verdict) in held.iter().zip(&limits) {
-            held.policy.metrics.count(verdict);
-        }
         self.meter(request, &held, &limits);
-        Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
+        let verdict = Verdict::new(limits, descriptors, active.unmatched_allowed);
+        self.tell(&held, &verdict);
+        Ok(verdict)
     }
 
     fn on_behalf_of(&self, caller: Caller) -> Self {
@@ -193,14 +207,15 @@ impl<S: Store> Limiter<S> {
     /// One with its own way to the store.
     #[must_use]
     pub fn new(store: S, core: Arc<Core>) -> Self {
-        Self { store, core, caller: Caller::ANYONE }
+        let sketch = core.hot.sketch();
+        Self { store, core, caller: Caller::ANYONE, sketch }
     }
 
     async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {
         if let Err(error) = self.core.fallback.settle(&self.store, held.iter().map(Held::bucket)).await {
             return self.without_store(held, error).await;
         }
-        let mut taken = match self.store.take(take_of(held)).await {
+        let mut taken = match self.take_traced(held).await {
             Ok(taken) => taken,
             Err(error) => return self.without_store(held, error).await,
         };
@@ -230,9 +245,39 @@ impl<S: Store> Limiter<S> {
         }
     }
 
+    async fn take_traced(&self, held: &[Held<'_>]) -> Result<Taken, StoreError> {
+        let span = trace::child(|| {
+            trace_span!(
+                "store take",
+                "otel.kind" = "client",
+                "db.operation.name" = "take",
+                charges = held.len()
+            )
+        });
+        self.store.take(take_of(held)).instrument(span).await
+    }
+
+    /// Counts what was answered.
+    fn tell(&self, held: &[Held<'_>], verdict: &Verdict) {
+        for (held, limit) in held.iter().zip(&verdict.limits) {
+            held.policy.metrics.count(limit, held.charge.cost);
+            if !limit.unlimited && limit.reason != Reason::StoreUnavailable {
+                self.sketch.count(Asked {
+                    policy: (!held.own).then_some(held.policy.id),
+                    bucket: held.charge.bucket,
+                    cost: held.charge.cost,
+                    admitted: verdict.allowed && limit.reason == Reason::Ok,
+                });
+            }
+        }
+    }
+
     /// Tells the slow loop about demand and low buckets.
     fn count(&self, held: &mut [Held<'_>], taken: &Taken) {
         for (held, seen) in held.iter_mut().filter(|h| h.limit.is_some()).zip(&taken.charges) {
+            if seen.level < Tokens::ZERO {
+                self.core.metrics.breached(Check::Level);
+            }
             if !held.policy.pooled || held.own {
                 continue;
             }
@@ -246,6 +291,9 @@ impl<S: Store> Limiter<S> {
             let Some(tally) = &held.tally else { continue };
             tally.count(held.charge.cost, seen.fits, seen.level, taken.now);
             if !seen.fits || tally.is_low(seen.level) {
+                if let Some(cause) = trace::cause() {
+                    tally.set_cause(cause);
+                }
                 self.core.table.poke(tally);
             }
         }
@@ -273,6 +321,22 @@ impl<S: Store> Limiter<S> {
             .map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.policy.pool_full + h.policy.shape.cap))
             .collect();
         let _guards = guards?;
+        let (began, span) = (Instant::now(), trace::child(|| trace_span!("wait for lease", outcome = Empty)));
+        let (outcome, later) = self.until_granted(held, &lacking, until).instrument(span.clone()).await;
+        span.record("outcome", outcome.name());
+        for held in lacking {
+            held.policy.metrics.waited(outcome, began.elapsed());
+        }
+        later
+    }
+
+    /// Tries again with all news, until it fits, nothing more will come, or `until`. `None`: the store has gone meanwhile.
+    async fn until_granted(
+        &self,
+        held: &[Held<'_>],
+        lacking: &[&Held<'_>],
+        until: Instant,
+    ) -> (Waited, Option<Taken>) {
         let tallies = || lacking.iter().filter_map(|h| h.tally.as_ref());
         let installs = || tallies().map(|t| t.installs()).sum::<u64>();
         let (mut seen, mut later) = (installs(), None);
@@ -286,28 +350,26 @@ impl<S: Store> Limiter<S> {
             let news = futures::future::select_all(news.collect::<Vec<_>>());
             if tallies().all(|t| t.asking() == Asking::No) {
                 if installs() == seen {
-                    self.core.metrics.waited("denied");
-                    return if later.is_some() { later } else { self.again(held).await };
+                    let last = if later.is_some() { later } else { self.again(held).await };
+                    return (Waited::Denied, last);
                 }
                 // A lease came, and others who waited were served by it: there may be more.
                 seen = installs();
                 tallies().for_each(|t| self.core.table.poke(t));
             }
             if tokio::time::timeout_at(until, news).await.is_err() {
-                self.core.metrics.waited("timed_out");
-                return self.again(held).await;
+                return (Waited::TimedOut, self.again(held).await);
             }
-            let tried = self.again(held).await?;
-            if tried.allowed {
-                self.core.metrics.waited("granted");
-                return Some(tried);
+            match self.again(held).await {
+                Some(tried) if tried.allowed => return (Waited::Granted, Some(tried)),
+                Some(tried) => later = Some(tried),
+                None => return (Waited::Denied, None),
             }
-            later = Some(tried);
         }
     }
 
     async fn again(&self, held: &[Held<'_>]) -> Option<Taken> {
-        let taken = self.store.take(take_of(held)).await.ok()?;
+        let taken = self.take_traced(held).await.ok()?;
         for (held, seen) in held.iter().filter(|h| h.limit.is_some()).zip(&taken.charges) {
             if let Some(tally) = &held.tally {
                 tally.retried(held.charge.cost, seen.fits, seen.level, taken.now);
@@ -388,6 +450,7 @@ impl<S: Store> Limiter<S> {
                 self.core.meter.fell_back(h.policy.id, &h.charge.bucket);
                 let names = h.terms(limit);
                 let (at, cost) = (h.charge.descriptor, h.charge.cost);
+                h.policy.metrics.fell_back(h.policy.policy.on_store_failure);
                 match h.policy.policy.on_store_failure {
                     OnStoreFailure::Allow => LimitVerdict::unavailable(names, at, cost, true),
                     OnStoreFailure::Deny => LimitVerdict::unavailable(names, at, cost, false),

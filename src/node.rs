@@ -2,6 +2,7 @@
 
 mod admin;
 mod files;
+mod gauges;
 mod live;
 mod overview;
 mod regions;
@@ -107,6 +108,8 @@ impl Node {
         let unmatched_allowed = config.unmatched == Unmatched::Allow;
         let raft = Raft::start(raft_config, first_policies).await?;
         let store = store(&config)?;
+        raft.measure(metrics.raft.clone());
+        store.measure(&metrics.store);
         let local = MemoryStore::monotonic(wall_micros());
         let active = Active::none(unmatched_allowed, &metrics);
         let pool = raft.pool();
@@ -152,6 +155,7 @@ impl Node {
         ];
         tasks.push(tokio::spawn(overview::keep(Arc::clone(&inner), stopping.clone())));
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
+        tasks.push(tokio::spawn(gauges::keep(Arc::clone(&inner), stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
         let forward_auth = inner.config.forward_auth.clone().map(Arc::new);
@@ -355,7 +359,6 @@ async fn count_keys(inner: Arc<Inner>, mut stopping: watch::Receiver<bool>) {
         // One that does not answer counts as it did last; callers find out by themselves.
         if let Ok((stored, _)) = inner.store.known(Vec::new()).await {
             inner.core.newcomers.set_stored(stored);
-            inner.core.metrics.stored.set(i64::try_from(stored).unwrap_or(i64::MAX));
         }
         tokio::select! {
             () = tokio::time::sleep(COUNT_EVERY) => {}

@@ -24,6 +24,7 @@ mod word;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
+use crate::telemetry::metrics::RaftMetrics;
 use crate::tls::{TlsError, TlsFiles};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
@@ -395,6 +396,11 @@ impl Raft {
     /// See [`ProposeError`].
     pub async fn propose(&self, ops: Vec<Op>, deadline: Instant) -> Result<Applied, ProposeError> {
         self.node.propose(ops, deadline).await.map(Arc::unwrap_or_clone)
+    }
+
+    /// Measures with these from now on.
+    pub fn measure(&self, metrics: RaftMetrics) {
+        self.node.measure(metrics);
     }
 
     /// This region's replica of the pool.

@@ -19,6 +19,9 @@ use crate::quota::policy::{BucketId, Part, RegionName};
 use crate::quota::pool::{Applied, Ask, Join, Op, RegionId, SLOW};
 use crate::raft::{ChangeFeed, Changes, Log, ProposeError};
 use crate::store::{Install, Prepare, RegionStore, Session, StoreError};
+use crate::telemetry::metrics::Check;
+use crate::telemetry::trace::{self, CAUSES_MAX};
+use crate::trace_span;
 use book::Book;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,6 +29,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 /// Between two rounds, so that what comes together goes out together.
 const ROUND_GAP: Micros = Micros::millis(10);
@@ -211,7 +216,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
         for bucket in &changes.breached {
             tracing::error!(%bucket, "the books of a bucket do not balance: it is frozen, nothing is lent from it");
-            self.core.metrics.pool_breaches.inc();
+            self.core.metrics.breached(Check::Books);
         }
         let buckets: BTreeSet<BucketId> = if changes.everything {
             self.book.buckets().collect()
@@ -243,6 +248,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 continue;
             };
             if let Some(waited) = grant.waited {
+                self.core.metrics.ask.observe(waited.to_duration());
                 self.rtt = Micros((self.rtt.0 * 7 + waited.0) / 8);
                 self.core.set_lease_takes(self.rtt);
             }
@@ -277,7 +283,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         ops.extend(self.ack(now).await);
         let tick = self.tick_due(now);
         if !ops.is_empty() || tick {
-            self.propose(ops, Vec::new());
+            self.propose(ops, Vec::new(), Span::none());
         }
         self.mark_full().await;
     }
@@ -309,6 +315,21 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
     }
 
+    /// The spans of installs that belong to traces.
+    fn install_spans(&mut self, installed: &[(BucketId, Grant)]) -> Vec<Span> {
+        let mut spans = Vec::new();
+        for (bucket, grant) in installed {
+            let Some(cause) = self.book.get_mut(bucket).and_then(|loan| loan.cause.take()) else { continue };
+            if spans.len() < CAUSES_MAX {
+                let granted = grant.granted.0;
+                spans.push(trace::because_of(&cause, || {
+                    trace_span!("install lease", "otel.kind" = "client", %bucket, seq = grant.seq, granted)
+                }));
+            }
+        }
+        spans
+    }
+
     /// Puts records into the store. What fails is tried again: it is idempotent.
     async fn install(&mut self) {
         let now = clock::now();
@@ -330,7 +351,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             if installs.is_empty() {
                 continue;
             }
-            match self.store.install(installs).await {
+            let spans = self.install_spans(&buckets);
+            let installed = self.store.install(installs).await;
+            drop(spans);
+            match installed {
                 Ok(levels) => {
                     let at = self.store.now();
                     for ((bucket, _), level) in buckets.iter().zip(levels) {
@@ -477,6 +501,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let seen = self.raft.applied_at();
         let mut ops = Vec::with_capacity(asking.len());
         let mut buckets = Vec::with_capacity(asking.len());
+        let span = self.ask_span(&asking);
         for ((bucket, plan, part), prepared) in asking.into_iter().zip(prepared) {
             let Some(loan) = self.book.get_mut(&bucket) else { continue };
             let mut store =
@@ -507,14 +532,48 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             ops.push(Op::Ask(ask));
             buckets.push(bucket);
         }
-        self.propose(ops, buckets);
+        self.propose(ops, buckets, span);
     }
 
-    fn propose(&mut self, ops: Vec<Op>, buckets: Vec<BucketId>) {
+    /// The span of a proposal: part of the traces of the requests that wait for what is asked for. So are the installs of what
+    /// these buckets get.
+    fn ask_span(&mut self, asking: &[(BucketId, Plan, Part)]) -> Span {
+        if !trace::is_on() {
+            return Span::none();
+        }
+        let (mut causes, mut traced) = (Vec::new(), Vec::new());
+        for (bucket, ..) in asking {
+            let Some(loan) = self.book.get_mut(bucket) else { continue };
+            loan.cause = None;
+            if let Some(cause) = loan.tally.take_cause().filter(|_| causes.len() < CAUSES_MAX) {
+                causes.push(cause);
+                traced.push(*bucket);
+            }
+        }
+        let span = trace::caused(&causes, || {
+            trace_span!("propose", "otel.kind" = "client", asks = asking.len(), outcome = Empty)
+        });
+        let cause = trace::cause_of(&span);
+        if causes.is_empty() {
+            traced.extend(asking.iter().take(CAUSES_MAX).map(|(bucket, ..)| *bucket));
+        }
+        for bucket in traced {
+            if let Some(loan) = self.book.get_mut(&bucket) {
+                loan.cause.clone_from(&cause);
+            }
+        }
+        span
+    }
+
+    fn propose(&mut self, ops: Vec<Op>, buckets: Vec<BucketId>, span: Span) {
         let raft = self.raft.clone();
         let deadline = Instant::now() + PROPOSE_WITHIN;
+        let time = self.core.metrics.proposal.clone();
         self.proposals.spawn(async move {
-            let result = raft.propose(ops, deadline).await;
+            let began = Instant::now();
+            let result = raft.propose(ops, deadline).instrument(span.clone()).await;
+            time.observe(began.elapsed());
+            span.record("outcome", outcome(&result));
             Proposed { buckets, result }
         });
     }
@@ -522,13 +581,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// An answer is only a hint: what counts is what the region's own replica applies.
     fn proposed(&mut self, done: &Proposed) {
         let now = clock::now();
-        let outcome = match &done.result {
-            Ok(_) => "applied",
-            Err(ProposeError::NotSent { .. }) => "not_sent",
-            Err(ProposeError::Unknown) => "unknown",
-            Err(ProposeError::Refused) => "refused",
-            Err(ProposeError::TooLarge) => "too_large",
-        };
+        let outcome = outcome(&done.result);
         self.core.metrics.proposed(outcome);
         if done.result.is_ok() {
             return;
@@ -557,6 +610,17 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             }
         }
         while let Ok(Some(_)) = timeout_at(until, self.proposals.join_next()).await {}
+    }
+}
+
+/// Its name in metrics and spans.
+fn outcome(result: &Result<Applied, ProposeError>) -> &'static str {
+    match result {
+        Ok(_) => "applied",
+        Err(ProposeError::NotSent { .. }) => "not_sent",
+        Err(ProposeError::Unknown) => "unknown",
+        Err(ProposeError::Refused) => "refused",
+        Err(ProposeError::TooLarge) => "too_large",
     }
 }
 

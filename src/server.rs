@@ -15,8 +15,9 @@ pub mod state;
 pub use crate::limiter::Decide;
 
 use crate::config::ForwardAuth;
-use crate::telemetry::Metrics;
+use crate::quota::verdict::Verdict;
 use crate::telemetry::metrics::Protocol;
+use crate::telemetry::{Metrics, trace};
 use callers::{Addresses, Callers};
 use listen::{Acceptor, ConnectionLimits, Worker};
 use std::net::{SocketAddr, TcpListener};
@@ -228,4 +229,18 @@ async fn serve<D: Decide>(
         }
     }
     open.dec();
+}
+
+/// Says in the request's span, if it has one, what was answered.
+fn describe(domain: &str, verdict: &Verdict) {
+    if !trace::is_traced() {
+        return;
+    }
+    let span = tracing::Span::current();
+    span.record("domain", domain);
+    span.record("allowed", verdict.allowed);
+    if let Some(limit) = verdict.binding() {
+        span.record("policy", &*limit.policy);
+        span.record("reason", limit.reason.name());
+    }
 }

@@ -78,11 +78,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(file) => config::policies::load(file, Some(&names(args)))?,
         None => config::policies::parse(Path::new(EXAMPLE_NAME), EXAMPLE, None)?,
     };
-    let telemetry = telemetry::init(&telemetry::Options { region: "dev".into(), ..Default::default() })?;
-    if std::env::var_os("QUORATE_LOG").is_none() {
+    let telemetry = telemetry::init(&telemetry::Options {
+        region: "dev".into(),
         // The table is what people want to see here.
-        telemetry.set_filter("warn,openraft=off,raft_log=off")?;
-    }
+        log_filter: Some("warn,openraft=off,raft_log=off".into()),
+        ..Default::default()
+    })?;
     let runtime = serve::control_runtime()?;
     let done = runtime.block_on(async {
         // From the first moment on: a signal must not leave servers and folders behind.

@@ -4,7 +4,7 @@ use crate::config::{self, Config, ConfigError, LogFormat};
 use crate::node::Node;
 use crate::telemetry::{self, Telemetry};
 use anyhow::Context as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 return stopped.context("cannot listen for SIGINT").map(|()| ExitCode::SUCCESS);
             }
         };
-        until_stopped(&node, &telemetry, &mut terminate, &mut hang_up).await?;
+        until_stopped(&args.config, &node, &telemetry, &mut terminate, &mut hang_up).await?;
         node.drain().await;
         anyhow::Ok(ExitCode::SUCCESS)
     });
@@ -65,11 +65,14 @@ pub(super) fn control_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 pub(super) fn telemetry_options(config: &Config) -> telemetry::Options {
     telemetry::Options {
         region: config.region.to_string(),
+        cluster: config.cluster.name.to_string(),
         log: match config.telemetry.log {
             LogFormat::Text => telemetry::LogFormat::Text,
             LogFormat::Json => telemetry::LogFormat::Json,
         },
+        log_filter: config.telemetry.log_filter.as_deref().map(str::to_owned),
         otlp: config.telemetry.otlp.as_deref().map(str::to_owned),
+        sampling_ppm: config.telemetry.sampling_ppm,
     }
 }
 
@@ -83,6 +86,7 @@ fn refuse(error: &ConfigError) -> ExitCode {
 }
 
 async fn until_stopped(
+    file: &Path,
     node: &Node,
     telemetry: &Telemetry,
     terminate: &mut Signal,
@@ -94,14 +98,21 @@ async fn until_stopped(
             stopped = tokio::signal::ctrl_c() => return stopped.context("cannot listen for SIGINT"),
             why = node.failed() => anyhow::bail!("{why}"),
             _ = hang_up.recv() => {
-                match (telemetry.reload(), node.reload()) {
-                    (Ok(()), Ok(())) => tracing::info!("re-read what can change live"),
-                    (filter, tls) => {
-                        let why = filter.err().map(|e| e.to_string()).or_else(|| tls.err().map(|e| e.to_string()));
-                        tracing::warn!(why, "SIGHUP: kept what could not be re-read as it was");
-                    }
+                let filter = reload_filter(file, telemetry).await;
+                let tls = node.reload().map_err(|error| error.to_string());
+                match filter.and(tls) {
+                    Ok(()) => tracing::info!("re-read what can change live"),
+                    Err(why) => tracing::warn!(why, "SIGHUP: kept what could not be re-read as it was"),
                 }
             }
         }
     }
+}
+
+/// Of the configuration file, the log filter can change live.
+async fn reload_filter(file: &Path, telemetry: &Telemetry) -> Result<(), String> {
+    let file = file.to_owned();
+    let config = tokio::task::spawn_blocking(move || config::load(&file)).await.map_err(|e| e.to_string())?;
+    let config = config.map_err(|error| error.to_string())?;
+    telemetry.reload(config.telemetry.log_filter.as_deref()).map_err(|error| error.to_string())
 }

@@ -47,7 +47,7 @@ const REDIS: &[&str] = &["url", "url_file", "timeout"];
 const CLUSTER: &[&str] = &["name", "regions", "rtt_max"];
 const PEER_TLS: &[&str] = &["cert", "key", "ca"];
 const FORWARD_AUTH: &[&str] = &["domain", "trusted_proxies", "attributes"];
-const TELEMETRY: &[&str] = &["otlp", "log"];
+const TELEMETRY: &[&str] = &["otlp", "sampling", "log", "log_filter"];
 
 const DATA_DIR: &str = "/var/lib/quorate";
 const REDIS_URL: &str = "redis://127.0.0.1:6379";
@@ -358,7 +358,10 @@ impl Reader<'_> {
         let log = fields.read_or("log", LogFormat::Text, self.faults, |text| {
             choice(text, &[("text", LogFormat::Text), ("json", LogFormat::Json)])
         });
-        Some(Telemetry { otlp: otlp?, log: log? })
+        let default = Telemetry::default();
+        let sampling = fields.read_or("sampling", default.sampling_ppm, self.faults, part_in_a_million);
+        let log_filter = fields.read_or("log_filter", None, self.faults, |text| log_filter(text).map(Some));
+        Some(Telemetry { otlp: otlp?, sampling_ppm: sampling?, log: log?, log_filter: log_filter? })
     }
 
     /// A scalar that may be left out: `Some(None)`.
@@ -508,6 +511,29 @@ fn attribute_source(text: &str) -> Result<AttributeSource, Wrong> {
             .map(AttributeSource::Header)
             .map_err(|_| wrong(format!("names no possible header: {}", shown(text)))),
         _ => Err(wrong(format!("is an unknown source: {}", shown(text)))),
+    }
+}
+
+/// A part of all, from 0 to 1, with at most six decimals.
+fn part_in_a_million(text: &str) -> Result<u32, Wrong> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let part = (matches!(whole, "0" | "1") && decimals.len() <= 6 && digits(decimals))
+        .then(|| format!("{whole}{decimals:0<6}").parse::<u32>().ok())
+        .flatten()
+        .filter(|part| *part <= 1_000_000);
+    part.ok_or_else(|| {
+        let mend = "write a number from 0 (none) to 1 (all), such as 0.01, with at most six decimals";
+        Wrong::new(format!("is {}", shown(text)), mend)
+    })
+}
+
+fn log_filter(text: &str) -> Result<Arc<str>, Wrong> {
+    let mend = "write levels like `info` or `info,quorate::raft=debug`";
+    match tracing_subscriber::EnvFilter::builder().parse(text) {
+        Ok(_) if !text.trim().is_empty() => Ok(text.into()),
+        Ok(_) => Err(Wrong::new("is empty", mend)),
+        Err(error) => Err(Wrong::new(format!("is {}: {error}", shown(text)), mend)),
     }
 }
 

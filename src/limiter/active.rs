@@ -1,6 +1,6 @@
 //! The policies in force in this region, compiled for the fast loop.
 
-use crate::quota::amount::Tokens;
+use crate::quota::amount::{Rate, Tokens};
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit};
@@ -40,6 +40,8 @@ pub struct ActivePolicy {
     pub pooled: bool,
     /// What a bucket's pool holds when it is full.
     pub pool_full: Tokens,
+    /// What all regions together may admit of a bucket; `None`: anything.
+    bound: Option<(Rate, Tokens)>,
     /// Its counters.
     pub metrics: PolicyMetrics,
 }
@@ -109,9 +111,16 @@ impl ActivePolicy {
             unseen,
             pooled: cut.is_some_and(|c| c.pooled),
             pool_full,
+            bound: cut.map(|c| (c.rate, c.burst + c.overshoot())),
             metrics: metrics.policy(&policy.name, policy.mode),
             policy,
         }
+    }
+
+    /// What all regions together may admit of a bucket: a rate, and a burst with the overshoot. `None`: it is unlimited.
+    #[must_use]
+    pub fn bound(&self) -> Option<(Rate, Tokens)> {
+        self.bound
     }
 }
 

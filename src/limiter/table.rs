@@ -5,6 +5,7 @@
 
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::policy::BucketId;
+use crate::telemetry::trace::Cause;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -45,6 +46,8 @@ pub struct Tally {
     asking: AtomicU8,
     cut_off: AtomicBool,
     installs: AtomicU64,
+    /// A traced request that lacks something: see [`crate::telemetry::trace`].
+    cause: Mutex<Option<Box<Cause>>>,
     /// Rung when a lease was installed, or when no ask will come of a poke.
     pub news: Notify,
 }
@@ -87,6 +90,7 @@ impl Tally {
             asking: AtomicU8::new(0),
             cut_off: AtomicBool::new(false),
             installs: AtomicU64::new(0),
+            cause: Mutex::default(),
             news: Notify::new(),
         }
     }
@@ -201,6 +205,16 @@ impl Tally {
         }
     }
 
+    /// A traced request waits for what this bucket is to get. (The first that does: its trace gets the ask.)
+    pub fn set_cause(&self, cause: Cause) {
+        lock(&self.cause).get_or_insert_with(|| Box::new(cause));
+    }
+
+    /// The traced request that the next ask is for, if there is one.
+    pub fn take_cause(&self) -> Option<Cause> {
+        lock(&self.cause).take().map(|cause| *cause)
+    }
+
     /// A record of the pool was installed.
     pub fn installed(&self) {
         self.installs.fetch_add(1, Ordering::Release);
@@ -302,6 +316,11 @@ impl Table {
         }
         all.sort_unstable_by_key(busy);
         (all, more)
+    }
+
+    /// A part of all tallies, for those who look at all of them bit by bit; `None`: there are no more parts.
+    pub fn part(&self, number: usize) -> Option<Vec<Arc<Tally>>> {
+        self.shards.get(number).map(|shard| lock(shard).values().cloned().collect())
     }
 
     /// Takes the buckets that were poked.

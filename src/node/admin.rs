@@ -1,15 +1,17 @@
 //! What the admin listener shows and does.
 
-use super::Inner;
 use super::overview::{bucket_in_hex, now_ms, on_store_failure};
+use super::{Inner, gauges};
 use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::matching::bucket_of;
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
-use crate::raft::{ProposeError, Role};
-use crate::server::admin::{self, AdminSource, ApplyError, BucketError, Feed, PolicyChange, RegionAction};
+use crate::raft::ProposeError;
+use crate::server::admin::{
+    self, AdminSource, ApplyError, BucketError, Feed, MetricsFormat, PolicyChange, RegionAction,
+};
 use crate::server::state::{
     AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerBucket,
     PeerQuestion, PeerState, PolicyChangeState, PolicyState, RaftState, RegionStep, RegionsState, State,
@@ -54,19 +56,17 @@ impl AdminSource for Inner {
         Self::not_ready(self)
     }
 
-    fn metrics(&self) -> Result<String, std::fmt::Error> {
+    fn metrics(&self, format: MetricsFormat) -> Result<String, std::fmt::Error> {
         let m = &self.core.metrics;
-        let status = self.raft.status();
-        m.raft_term.set(i64::try_from(status.term).unwrap_or(i64::MAX));
-        m.raft_leader.set(i64::from(status.role == Role::Leader));
-        m.raft_applied.set(i64::try_from(status.applied.unwrap_or(0)).unwrap_or(i64::MAX));
+        gauges::show_raft(m, &self.raft.status());
         let age = (clock::now() - self.raft.applied_at().at).or_zero();
         m.raft_age.set(age.to_duration().as_secs_f64());
         m.store_attached.set(i64::from(self.store.session().borrow().session().is_some()));
-        for peer in &status.peers {
-            m.peer(&peer.region, peer.reachable);
+        m.waiting.set(i64::try_from(self.core.waiting()).unwrap_or(i64::MAX));
+        match format {
+            MetricsFormat::OpenMetrics => m.encode(),
+            MetricsFormat::Prometheus => m.encode_plain(),
         }
-        m.encode()
     }
 
     fn state(&self) -> BoxFuture<'_, State> {

@@ -14,6 +14,7 @@ mod former;
 mod ledger;
 mod members;
 mod policies;
+mod walk;
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op};
+use crate::telemetry::metrics::RaftMetrics;
 use arc_swap::ArcSwapOption;
 use futures::future::join_all;
 use openraft::ServerState;
@@ -180,6 +181,11 @@ impl Node {
                 return outcome;
             }
         }
+    }
+
+    /// Measures with these from now on.
+    pub fn measure(&self, metrics: RaftMetrics) {
+        self.proposals.measure(metrics);
     }
 
     /// One try: here if this node leads, else at the leader's.

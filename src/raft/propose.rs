@@ -10,15 +10,20 @@ use super::types::{Command, LeaderId, TypeConfig, encoded_len, leadership};
 use super::{ENTRY_BYTES_MAX, OPS_MAX, ProposeError};
 use crate::bugs::{Bug, planted};
 use crate::quota::pool::{Applied, Entry, Op, Stamp};
+use crate::telemetry::metrics::RaftMetrics;
+use crate::telemetry::trace::{self, CAUSES_MAX, Cause};
+use crate::trace_span;
 use openraft::ServerState;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
+use tracing::Span;
+use tracing::field::Empty;
 
 /// Proposals that wait to be gathered.
 const QUEUE_MAX: usize = 1_024;
@@ -38,6 +43,7 @@ type Outcome = Result<Arc<Applied>, ProposeError>;
 pub(super) struct Proposals {
     queue: mpsc::Sender<Proposal>,
     bytes: Arc<Semaphore>,
+    metrics: Arc<OnceLock<RaftMetrics>>,
 }
 
 #[derive(Debug)]
@@ -48,21 +54,31 @@ struct Proposal {
     decided: Arc<AtomicBool>,
     reply: oneshot::Sender<Outcome>,
     room: OwnedSemaphorePermit,
+    /// What it is traced with.
+    cause: Option<Cause>,
 }
 
 impl Proposals {
     /// Starts the gatherer; it ends when the returned handle is dropped.
     pub fn start(raft: OpenRaft, replica: Arc<Replica>) -> Self {
         let (queue, proposals) = mpsc::channel(QUEUE_MAX);
+        let metrics = Arc::<OnceLock<RaftMetrics>>::default();
         let gatherer = Gatherer {
             raft,
             replica,
             proposals,
             held: None,
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
+            metrics: Arc::clone(&metrics),
         };
         task::spawn(gatherer.run());
-        Self { queue, bytes: Arc::new(Semaphore::new(QUEUE_BYTES_MAX)) }
+        Self { queue, bytes: Arc::new(Semaphore::new(QUEUE_BYTES_MAX)), metrics }
+    }
+
+    /// Measures with these from now on.
+    pub fn measure(&self, metrics: RaftMetrics) {
+        // Whoever was first counts.
+        let _ = self.metrics.set(metrics);
     }
 
     /// Proposes on this node, which must be the leader.
@@ -73,7 +89,8 @@ impl Proposals {
         let room = Arc::clone(&self.bytes).try_acquire_many_owned(room).map_err(|_| busy)?;
         let (reply, outcome) = oneshot::channel();
         let decided = Arc::new(AtomicBool::new(false));
-        let proposal = Proposal { ops: Arc::clone(ops), bytes, decided: Arc::clone(&decided), reply, room };
+        let (ops, cause) = (Arc::clone(ops), trace::cause());
+        let proposal = Proposal { ops, bytes, decided: Arc::clone(&decided), reply, room, cause };
         self.queue.try_send(proposal).map_err(|_| busy)?;
         match timeout_at(deadline, outcome).await {
             Ok(Ok(outcome)) => outcome,
@@ -97,6 +114,7 @@ struct Gatherer {
     /// It did not fit into the entry before.
     held: Option<Proposal>,
     in_flight: Arc<Semaphore>,
+    metrics: Arc<OnceLock<RaftMetrics>>,
 }
 
 impl Gatherer {
@@ -121,7 +139,8 @@ impl Gatherer {
                 Some((leader, stamp)) => {
                     #[cfg(feature = "sim")]
                     super::sim::stamped(stamp);
-                    task::spawn(write(self.raft.clone(), leader, stamp, batch, permit));
+                    let metrics = self.metrics.get().cloned();
+                    task::spawn(write(self.raft.clone(), leader, stamp, batch, permit, metrics));
                 }
                 None => batch.answer(&Err(ProposeError::NotSent { retry: true })),
             }
@@ -191,6 +210,7 @@ struct Batch {
     single: bool,
     replies: Vec<oneshot::Sender<Outcome>>,
     room: Vec<OwnedSemaphorePermit>,
+    causes: Vec<Cause>,
 }
 
 impl Batch {
@@ -206,6 +226,9 @@ impl Batch {
         self.ops.extend(proposal.ops.iter().cloned());
         self.bytes += proposal.bytes;
         self.replies.push(proposal.reply);
+        if self.causes.len() < CAUSES_MAX {
+            self.causes.extend(proposal.cause);
+        }
         self.room.push(proposal.room);
     }
 
@@ -229,7 +252,11 @@ async fn write(
     stamp: Stamp,
     mut batch: Batch,
     _in_flight: OwnedSemaphorePermit,
+    metrics: Option<RaftMetrics>,
 ) {
+    let (began, size) = (Instant::now(), batch.ops.len());
+    // The entry belongs to the trace of each of them.
+    let spans: Vec<_> = batch.causes.iter().map(|cause| commit_span(cause, stamp, size)).collect();
     let command = Command::new(Entry { stamp, ops: std::mem::take(&mut batch.ops) });
     let (responder, applied) = ProgressResponder::<TypeConfig, _>::complete_only();
     let handed = raft.write(command).with_leader(leader).responder(responder).await;
@@ -243,7 +270,20 @@ async fn write(
             Ok(Err(_)) | Err(_) => Err(ProposeError::Unknown),
         },
     };
+    for span in spans {
+        span.record("applied", outcome.is_ok());
+    }
+    if let Some(metrics) = metrics.filter(|_| outcome.is_ok()) {
+        metrics.commit.observe(began.elapsed());
+        metrics.operations.observe_size(size);
+    }
     batch.answer(&outcome);
+}
+
+fn commit_span(cause: &Cause, stamp: Stamp, operations: usize) -> Span {
+    trace::because_of(cause, || {
+        trace_span!("commit", term = stamp.term, tau_us = stamp.tau.0, operations, applied = Empty)
+    })
 }
 
 #[cfg(test)]
@@ -255,7 +295,7 @@ mod tests {
         let (reply, outcome) = oneshot::channel();
         let room = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let bytes = check_size(&ops).unwrap();
-        (Proposal { ops: Arc::new(ops), bytes, decided: Arc::default(), reply, room }, outcome)
+        (Proposal { ops: Arc::new(ops), bytes, decided: Arc::default(), reply, room, cause: None }, outcome)
     }
 
     fn acks(n: usize) -> Vec<Op> {

@@ -5,6 +5,7 @@ use crate::limiter::table::{Table, Tally};
 use crate::quota::amount::{DRIFT_PPM, Level, Micros, Rate, Tokens};
 use crate::quota::borrower::{Borrower, Grant, Plan};
 use crate::quota::policy::BucketId;
+use crate::telemetry::trace::Cause;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub struct Loan {
     pub tally: Arc<Tally>,
     /// What it has borrowed.
     pub borrower: Borrower,
+    /// What its ask that is out is traced with.
+    pub cause: Option<Cause>,
     wake: Option<Micros>,
     install: Option<(Micros, Grant)>,
 }
@@ -54,7 +57,13 @@ impl Book {
             self.drop(&bucket);
         }
         let loan = self.loans.entry(bucket);
-        loan.or_insert_with(|| Loan { tally, borrower: Borrower::new(now), wake: None, install: None });
+        loan.or_insert_with(|| Loan {
+            tally,
+            borrower: Borrower::new(now),
+            cause: None,
+            wake: None,
+            install: None,
+        });
         self.wake(bucket, now);
     }
 

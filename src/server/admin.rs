@@ -1,8 +1,9 @@
-//! The admin listener: health, readiness, metrics, state, events, policies, regions, buckets, and the console.
+//! The admin listener: health, readiness, metrics, state, events, policies, regions, buckets, log filter, and the console.
 
 mod console;
 mod events;
 mod feed;
+mod log_filter;
 mod regions;
 
 pub use events::document;
@@ -45,11 +46,11 @@ pub trait AdminSource: Send + Sync + 'static {
     /// What keeps the daemon from being ready; empty: it is.
     fn not_ready(&self) -> Vec<String>;
 
-    /// All metrics, fresh, as OpenMetrics text.
+    /// All metrics, fresh, as text.
     ///
     /// # Errors
     /// They could not be written: a bug.
-    fn metrics(&self) -> Result<String, std::fmt::Error>;
+    fn metrics(&self, format: MetricsFormat) -> Result<String, std::fmt::Error>;
 
     /// Everything that the console shows.
     fn state(&self) -> BoxFuture<'_, DaemonState>;
@@ -86,6 +87,35 @@ pub trait AdminSource: Send + Sync + 'static {
 
     /// What those who watch are told: see [`document`].
     fn feed(&self) -> Arc<Feed>;
+}
+
+/// How metrics are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsFormat {
+    /// OpenMetrics 1.0, for whoever does not ask for anything else.
+    OpenMetrics,
+    /// Prometheus' text format 0.0.4, for whoever asks for `text/plain` and not for OpenMetrics.
+    Prometheus,
+}
+
+impl MetricsFormat {
+    fn wanted(headers: &HeaderMap) -> Self {
+        let accepts: Vec<&str> =
+            headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+        let accepts = accepts.join(",").to_ascii_lowercase();
+        if accepts.contains("text/plain") && !accepts.contains("application/openmetrics-text") {
+            Self::Prometheus
+        } else {
+            Self::OpenMetrics
+        }
+    }
+
+    fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
 }
 
 /// New policies.
@@ -164,6 +194,7 @@ pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
         .route("/v1/events", get(events::stream))
         .route("/v1/buckets/{policy}", get(bucket))
         .route("/v1/buckets/{policy}/{id}", get(bucket_by_id))
+        .route("/v1/log-filter", get(log_filter::get).put(log_filter::put))
         .merge(console::router())
         .with_state(state)
 }
@@ -225,11 +256,11 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, Json(NotReady { ready: false, reasons })).into_response()
 }
 
-async fn metrics(State(admin): State<Admin>) -> Result<Response, Problem> {
-    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Result<Response, Problem> {
     let failed = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written");
-    let text = admin.source.metrics().map_err(failed)?;
-    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+    let format = MetricsFormat::wanted(&headers);
+    let text = admin.source.metrics(format).map_err(failed)?;
+    Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], text).into_response())
 }
 
 async fn daemon_state(State(admin): State<Admin>) -> Json<DaemonState> {

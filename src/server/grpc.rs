@@ -16,8 +16,9 @@ use crate::quota::amount::{Micros, Tokens};
 use crate::quota::matching::{COST_MAX, Descriptor, Request, Subject};
 use crate::quota::policy::{TokenBucket, Unit};
 use crate::quota::verdict::{DescriptorVerdict, Fields, LimitVerdict, Status as Kind, Verdict};
-use crate::telemetry::Metrics;
-use crate::telemetry::metrics::Protocol;
+use crate::telemetry::metrics::{Answered, Protocol};
+use crate::telemetry::{Metrics, trace};
+use crate::trace_span;
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
@@ -43,6 +44,8 @@ use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tower::Service as _;
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
 /// The only method of the service.
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -172,6 +175,20 @@ impl<D: Decide> Decisions<D> {
 
     async fn call(&self, request: http::Request<Incoming>) -> http::Response<unary::Reply> {
         let caller = timeout_of(request.headers());
+        let span = trace::request(request.headers(), || {
+            // Names as in OpenTelemetry's semantic conventions for RPC.
+            trace_span!(
+                "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+                "otel.kind" = "server",
+                "rpc.system" = "grpc",
+                "rpc.service" = SERVICE_NAME,
+                "rpc.method" = "ShouldRateLimit",
+                domain = Empty,
+                allowed = Empty,
+                policy = Empty,
+                reason = Empty,
+            )
+        });
         let limit = caller.map_or(self.timeout, |t| t.min(self.timeout));
         let answer = async {
             let message = match unary::receive(request, BODY_MAX).await {
@@ -180,10 +197,15 @@ impl<D: Decide> Decisions<D> {
             };
             let began = Instant::now();
             let result = self.decide(&message, caller.map(within)).await;
-            self.metrics.decision.observe(began.elapsed());
+            let answer = match &result {
+                Ok(response) if response.overall_code == code(true) => Answered::Allowed,
+                Ok(_) => Answered::Denied,
+                Err(_) => Answered::Refused,
+            };
+            self.metrics.decided(Protocol::Grpc, answer, began.elapsed());
             unary::reply(result.map(|response| unary::encode(&response)))
         };
-        tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+        tokio::time::timeout(limit, answer.instrument(span)).await.unwrap_or_else(|_| {
             self.metrics.timed_out(Protocol::Grpc);
             unary::reply(Err(Status::deadline_exceeded("no decision within the caller's deadline")))
         })
@@ -206,6 +228,7 @@ impl<D: Decide> Decisions<D> {
         let request = Request { domain: &message.domain, subject: Subject::Descriptors(&descriptors), cost };
         let verdict = self.decide.check(&request, deadline).await;
         let verdict = verdict.map_err(|fault| refused(Status::invalid_argument(fault.to_string())))?;
+        super::describe(&message.domain, &verdict);
         Ok(response(&verdict, descriptors.len()))
     }
 }

@@ -12,8 +12,9 @@ use crate::limiter::newcomers::Caller;
 use crate::quota::amount::Tokens;
 use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
 use crate::quota::verdict::{Fields, LimitVerdict, Verdict};
-use crate::telemetry::Metrics;
-use crate::telemetry::metrics::Protocol;
+use crate::telemetry::metrics::{Answered, Protocol};
+use crate::telemetry::{Metrics, trace};
+use crate::trace_span;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -32,6 +33,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 /// A body that is too large is read to its end, up to this many bytes, and thrown away: a connection that is closed on
 /// a caller who still sends takes the answer with it.
@@ -107,9 +110,16 @@ impl<D: Decide> Inner<D> {
     }
 
     async fn route(&self, request: http::Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
+        let began = Instant::now();
         let result = match (request.uri().path(), request.method()) {
-            ("/v1/check", &Method::POST) => self.check(request).await,
-            ("/v1/forward-auth", _) => self.forward_auth(request.headers(), peer).await,
+            ("/v1/check", &Method::POST) => {
+                let span = span(request.headers(), "POST /v1/check");
+                self.check(request).instrument(span).await
+            }
+            ("/v1/forward-auth", _) => {
+                let span = span(request.headers(), "/v1/forward-auth");
+                self.forward_auth(request.headers(), peer).instrument(span).await
+            }
             ("/v1/check", _) => {
                 let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use POST with a JSON body");
                 let mut response = problem.response();
@@ -124,6 +134,7 @@ impl<D: Decide> Inner<D> {
         result.unwrap_or_else(|problem| {
             if problem.status().is_client_error() && problem.status() != StatusCode::NOT_FOUND {
                 self.metrics.bad_request(Protocol::Http);
+                self.metrics.decided(Protocol::Http, Answered::Refused, began.elapsed());
             }
             problem.response()
         })
@@ -134,12 +145,13 @@ impl<D: Decide> Inner<D> {
         let began = Instant::now();
         let body = parse(&bytes)?;
         let verdict = self.in_time(body.decide(&self.decide)).await?;
+        super::describe(body.domain.as_ref().map_or("", Text::as_str), &verdict);
         if verdict.undecided {
             let why = "the policies are not known yet; /readyz on the admin listener says what the region waits for";
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why));
         }
         let response = response(&verdict);
-        self.metrics.decision.observe(began.elapsed());
+        self.answered(&verdict, began);
         Ok(response)
     }
 
@@ -171,9 +183,15 @@ impl<D: Decide> Inner<D> {
             }
             Err(problem) => return Err(problem),
         };
+        super::describe(&config.domain, &verdict);
         let response = head(&verdict);
-        self.metrics.decision.observe(began.elapsed());
+        self.answered(&verdict, began);
         Ok(response)
+    }
+
+    fn answered(&self, verdict: &Verdict, began: Instant) {
+        let answered = if verdict.allowed { Answered::Allowed } else { Answered::Denied };
+        self.metrics.decided(Protocol::Http, answered, began.elapsed());
     }
 
     async fn in_time(
@@ -214,6 +232,21 @@ impl<D: Decide> Inner<D> {
             Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
         })
     }
+}
+
+/// The span of a request, if it is traced.
+fn span(headers: &HeaderMap, name: &'static str) -> Span {
+    trace::request(headers, || {
+        trace_span!(
+            "http",
+            "otel.name" = name,
+            "otel.kind" = "server",
+            domain = Empty,
+            allowed = Empty,
+            policy = Empty,
+            reason = Empty,
+        )
+    })
 }
 
 fn too_large() -> Problem {

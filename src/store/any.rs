@@ -1,6 +1,6 @@
 //! The store that a region was configured with.
 
-use super::memory::MemoryStore;
+use super::memory::{BUCKET_BYTES, MemoryStore};
 use super::redis::RedisStore;
 use super::{
     Health, Install, Prepare, Prepared, RegionStore, Session, SessionState, Store, StoreError, Take, Taken,
@@ -8,6 +8,7 @@ use super::{
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Generation;
 use crate::quota::policy::BucketId;
+use crate::telemetry::metrics::StoreMetrics;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -36,6 +37,22 @@ impl AnyStore {
         match self {
             Self::Memory(_) => Duration::ZERO,
             Self::Redis(store) => store.rtt(),
+        }
+    }
+
+    /// Measures with these from now on.
+    pub fn measure(&self, metrics: &StoreMetrics) {
+        if let Self::Redis(store) = self {
+            store.measure(metrics.clone());
+        }
+    }
+
+    /// Says how much it holds. (Redis is asked now and then by its own task.)
+    pub fn count(&self, metrics: &StoreMetrics) {
+        if let Self::Memory(store) = self {
+            let buckets = store.buckets();
+            metrics.keys.set(Some(buckets as f64));
+            metrics.memory.set(Some(buckets.saturating_mul(BUCKET_BYTES) as f64));
         }
     }
 

@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 const SHARDS: usize = 64;
-/// The most buckets that it holds, about 160 bytes each: beyond, requests for new ones find the store unavailable.
+/// What a bucket takes, about, in bytes.
+pub const BUCKET_BYTES: usize = 160;
+/// The most buckets that it holds, about [`BUCKET_BYTES`] each: beyond, requests for new ones find the store unavailable.
 /// (To forget one that is in use would hand its tokens out a second time.)
 pub const BUCKETS_MAX: usize = 1 << 22;
 /// Every use of a shard looks at this many of its buckets, to drop those that are full again.
@@ -70,6 +72,12 @@ impl MemoryStore {
     #[must_use]
     pub fn session(&self) -> watch::Receiver<SessionState> {
         self.inner.state.subscribe()
+    }
+
+    /// How many buckets it holds.
+    #[must_use]
+    pub fn buckets(&self) -> usize {
+        self.inner.shards.iter().map(|shard| guard(shard).buckets.len()).sum()
     }
 
     /// What it knows about buckets that it does not hold.

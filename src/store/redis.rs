@@ -15,6 +15,7 @@ mod connect;
 mod control;
 mod fault;
 mod pump;
+mod sample;
 mod scripts;
 mod shared;
 #[cfg(test)]
@@ -28,16 +29,16 @@ use super::{
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Generation;
 use crate::quota::policy::BucketId;
+use crate::telemetry::metrics::{StoreCall, StoreMetrics};
 use fault::Fault;
 use fred::types::config::Config;
-use fred::types::scripts::Script;
 use scripts::{Call, SCRIPTS, run};
 use shared::{Link, Live, Shared};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// The slow loop's calls may take this long; they are on no request's path.
 const SLOW_TIMEOUT: Duration = Duration::from_millis(500);
@@ -183,7 +184,7 @@ impl RedisStore {
             return Err(StoreError::Fenced);
         }
         let call = live.attached.stem.beat(control::META_LIFE, true);
-        self.slow(&live, &SCRIPTS.beat, call, wire::beaten).await?;
+        self.slow(&live, StoreCall::Beat, call, wire::beaten).await?;
         live.attached.set_full();
         Ok(())
     }
@@ -192,6 +193,12 @@ impl RedisStore {
     #[must_use]
     pub fn now(&self) -> Micros {
         self.shared.window(crate::clock::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
+    }
+
+    /// Measures with these from now on.
+    pub fn measure(&self, metrics: StoreMetrics) {
+        // Whoever was first counts.
+        let _ = self.shared.metrics.set(metrics);
     }
 
     /// The smoothed round trip of the control task's heartbeat.
@@ -221,13 +228,21 @@ impl RedisStore {
     async fn slow<T>(
         &self,
         live: &Arc<Live>,
-        script: &Script,
+        kind: StoreCall,
         call: Call,
         read: impl FnOnce(bytes::Bytes) -> Result<T, Fault>,
     ) -> Result<T, StoreError> {
-        let Ok(answer) = timeout(SLOW_TIMEOUT, run(&live.client, script, call)).await else {
-            return Err(StoreError::Unknown);
+        let script = match kind {
+            StoreCall::Take => &SCRIPTS.take,
+            StoreCall::Known => &SCRIPTS.known,
+            StoreCall::Prepare => &SCRIPTS.prepare,
+            StoreCall::Install => &SCRIPTS.install,
+            StoreCall::Beat => &SCRIPTS.beat,
         };
+        let began = Instant::now();
+        let answer = timeout(SLOW_TIMEOUT, run(&live.client, script, call)).await;
+        self.shared.called(kind, began);
+        let Ok(answer) = answer else { return Err(StoreError::Unknown) };
         answer.and_then(read).map_err(|fault| {
             if fault.ends_connection() {
                 pump::retire(&self.link, live);
@@ -244,7 +259,7 @@ impl RedisStore {
 
 impl Store for RedisStore {
     async fn take(&self, take: Take) -> Result<Taken, StoreError> {
-        let until = tokio::time::Instant::now() + self.shared.timeout;
+        let until = Instant::now() + self.shared.timeout;
         if !self.link.opened.initialized() && self.shared.attached.borrow().is_some() {
             // A worker's first connection is only moments behind the session: worth waiting for.
             timeout_at(until, self.link.opened.wait()).await.map_err(|_| StoreError::Unavailable)?;
@@ -270,7 +285,7 @@ impl Store for RedisStore {
         let window = self.shared.window(crate::clock::now(), self.shared.timeout);
         let call = live.attached.stem.known(window.ok_or(StoreError::Unavailable)?, &buckets);
         let read = |answer| wire::known(answer, buckets.len());
-        let asked = self.slow(&live, &SCRIPTS.known, call, read);
+        let asked = self.slow(&live, StoreCall::Known, call, read);
         timeout(self.shared.timeout, asked).await.map_err(|_| StoreError::Unknown)?
     }
 
@@ -281,7 +296,7 @@ impl Store for RedisStore {
         for asks in asks.chunks(BUCKETS_A_CALL) {
             let call = live.attached.stem.prepare(self.window()?, asks);
             let read = |answer| wire::prepared(answer, asks.len());
-            let (now, prepared) = self.slow(&live, &SCRIPTS.prepare, call, read).await?;
+            let (now, prepared) = self.slow(&live, StoreCall::Prepare, call, read).await?;
             first.get_or_insert(now);
             all.extend(prepared);
         }
@@ -294,7 +309,7 @@ impl Store for RedisStore {
         for records in records.chunks(BUCKETS_A_CALL) {
             let call = live.attached.stem.install(self.window()?, records);
             let read = |answer| wire::installed(answer, records.len());
-            all.extend(self.slow(&live, &SCRIPTS.install, call, read).await?);
+            all.extend(self.slow(&live, StoreCall::Install, call, read).await?);
         }
         Ok(all)
     }

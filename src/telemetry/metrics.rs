@@ -1,67 +1,37 @@
-//! Metrics: one registry a daemon (many daemons fit in one process), every name in [`TABLE`].
+//! Metrics: one registry a daemon (many daemons fit in one process), every name in [`TABLE`] and in `docs/metrics.md`.
 //!
-//! No metric has a label for each bucket or tenant: what callers choose freely must not grow a registry.
+//! Counting never takes a lock or looks a label up: whoever counts holds the counter. No metric has a label for each bucket or
+//! tenant without a bound: what callers choose freely must not grow a registry.
 
-use crate::quota::policy::Mode;
+mod kinds;
+mod labels;
+mod process;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use kinds::{Histogram, Reading, Reported, TokenCounter};
+pub use labels::{BucketResult, PolicyLabel, PolicyOf, PolicyPart, RegionLabel};
+pub use table::{Described, TABLE};
+
+use super::repeats;
+use crate::quota::amount::Tokens;
+use crate::quota::policy::{Mode, OnStoreFailure};
 use crate::quota::verdict::{LimitVerdict, Reason};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text};
+use labels::{
+    ActionLabel, AnswerLabels, CheckLabel, CostLabels, DecisionLabels, DomainLabel, KindLabel, LevelLabel,
+    OperationLabel, OutcomeLabel, ProtocolLabel, VersionLabel, WaitLabels,
+};
+use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry, Unit};
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-
-/// A metric's name (without the suffixes of its kind) and what it tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Described {
-    /// Its name.
-    pub name: &'static str,
-    /// What it tells.
-    pub help: &'static str,
-}
-
-macro_rules! table {
-    ($($constant:ident: $name:literal, $help:literal;)*) => {
-        $(const $constant: Described = Described { name: $name, help: $help };)*
-        /// Every metric of a daemon.
-        pub const TABLE: &[Described] = &[$($constant),*];
-    };
-}
-
-table! {
-    DECISIONS: "quorate_decisions", "Answers of limits, by policy, result and reason";
-    UNMATCHED: "quorate_unmatched", "Descriptors that no policy matched, by domain (the first 100 domains; then `other`)";
-    BAD_REQUESTS: "quorate_bad_requests", "Requests that could not be checked as they were, by protocol";
-    DECISION: "quorate_decision", "Time from a request read to its answer";
-    CONNECTIONS: "quorate_connections", "Open connections of callers, by protocol";
-    CONNECTIONS_REFUSED: "quorate_connections_refused", "Connections of callers that were hung up on because their address had too many, by protocol";
-    UNAUTHENTICATED: "quorate_unauthenticated", "Requests of callers without a token that may ask, by protocol";
-    REQUESTS_TIMED_OUT: "quorate_requests_timed_out", "Requests that were not answered in time, by protocol";
-    STORE_ERRORS: "quorate_store_errors", "Store calls that gave no answer, by kind (unavailable, unknown, fenced)";
-    STORE_CALL: "quorate_store_call", "Time of a store call";
-    STORE_ATTACHED: "quorate_store_attached", "1: the store serves this daemon";
-    STORE_SESSIONS: "quorate_store_sessions", "Sessions begun with the store: the daemon started, or the store lost its data";
-    WAITS: "quorate_waits", "Requests that waited for a lease, by outcome (met, denied)";
-    WAITING: "quorate_waiting", "Requests that wait for a lease now";
-    ASKS: "quorate_asks", "Asks sent to the pool";
-    PROPOSALS: "quorate_proposals", "Proposals to the log, by outcome (applied, refused, unknown)";
-    RECORDS: "quorate_records", "The pool's records installed in buckets";
-    RAFT_TERM: "quorate_raft_term", "The current term";
-    RAFT_LEADER: "quorate_raft_leader", "1: this region leads";
-    RAFT_APPLIED: "quorate_raft_applied", "Index of the last applied entry";
-    RAFT_AGE: "quorate_raft_stamp_age", "Age of the newest stamp of the Raft clock";
-    PEER_REACHABLE: "quorate_peer_reachable", "1: the last exchange with the region succeeded";
-    POOL_BREACHES: "quorate_pool_breaches", "Buckets whose books did not balance: a person must look";
-    POLICIES_VERSION: "quorate_policies_version", "Version of the policies in force";
-    NEW_BUCKETS_REFUSED: "quorate_new_buckets_refused", "Buckets that were not made because a caller brought too many, or the store holds too many keys";
-    STORED: "quorate_stored_keys", "Keys in the store, as it said last";
-    BUCKETS: "quorate_buckets", "Buckets that the slow loop follows";
-    READY: "quorate_ready", "1: ready";
-}
+use table::*;
 
 /// How many domains [`Metrics::unmatched`] tells apart.
 const DOMAINS_MAX: usize = 100;
@@ -77,11 +47,72 @@ pub enum Protocol {
     Admin,
 }
 
+/// What a request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Answered {
+    /// Yes.
+    Allowed,
+    /// No.
+    Denied,
+    /// It could not be checked as it was.
+    Refused,
+}
+
+/// The checks of the promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Check {
+    /// The pool's own, at every entry: the books of a bucket.
+    Books,
+    /// The live walk through the pool: what regions may hold of a bucket, against its limit.
+    Committed,
+    /// What the store says of a bucket: its level, against its overdraft.
+    Level,
+    /// What this region admitted of a bucket, against the whole limit.
+    Admitted,
+}
+
+/// How a wait for a lease ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Waited {
+    /// With a lease that was enough.
+    Granted,
+    /// There was nothing to be had.
+    Denied,
+    /// Nothing came in time.
+    TimedOut,
+}
+
+impl Waited {
+    /// Its name in metrics and spans.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        OUTCOMES[self as usize]
+    }
+}
+
+/// The calls of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreCall {
+    /// Requests take tokens.
+    Take,
+    /// Which of some buckets are there, and how many in all.
+    Known,
+    /// The slow loop gives up what it is about to hand back.
+    Prepare,
+    /// The slow loop puts leases into buckets.
+    Install,
+    /// The session's heartbeat.
+    Beat,
+}
+
 /// All metrics of one daemon. Share it in an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     decisions: Family<DecisionLabels, Counter>,
+    cost: Family<CostLabels, TokenCounter>,
+    waits: Family<WaitLabels, Histogram, fn() -> Histogram>,
+    fallbacks: Family<ActionLabel, Counter>,
     unmatched: Family<DomainLabel, Counter>,
     domains: Mutex<HashSet<Box<str>>>,
     bad_requests: [Counter; 3],
@@ -89,14 +120,28 @@ pub struct Metrics {
     connections: [Gauge; 3],
     connections_refused: [Counter; 3],
     unauthenticated: [Counter; 3],
+    decision: [[Histogram; 3]; 2],
+    breaches: [Counter; 4],
     store_errors: Family<KindLabel, Counter>,
-    waits: Family<OutcomeLabel, Counter>,
     proposals: Family<OutcomeLabel, Counter>,
-    peers: Family<RegionLabel, Gauge>,
-    /// Time from a request read to its answer.
-    pub decision: Latency,
-    /// Time of a store call.
-    pub store_call: Latency,
+    process: process::Process,
+    log_events: Reported<LevelLabel>,
+    log_suppressed: Reading,
+    spans: Reported<OutcomeLabel>,
+    /// The store's own; see [`StoreMetrics`].
+    pub store: StoreMetrics,
+    /// The log's own; see [`RaftMetrics`].
+    pub raft: RaftMetrics,
+    /// About the pool's buckets; see [`PoolMetrics`].
+    pub pool: PoolMetrics,
+    /// Tokens of the hottest buckets.
+    pub hot: Reported<BucketResult>,
+    /// Could another region be reached?
+    pub peers: Reported<RegionLabel>,
+    /// Round trips to other regions, in seconds.
+    pub peer_rtt: Reported<RegionLabel>,
+    /// Entries that other regions' logs are behind.
+    pub raft_follower_lag: Reported<RegionLabel>,
     /// 1: the store serves this daemon.
     pub store_attached: Gauge,
     /// Sessions begun with the store.
@@ -105,34 +150,108 @@ pub struct Metrics {
     pub waiting: Gauge,
     /// Asks sent to the pool.
     pub asks: Counter,
+    /// From an ask to its lease.
+    pub ask: Histogram,
     /// Records installed in buckets.
     pub records: Counter,
+    /// From a proposal of this region to its answer.
+    pub proposal: Histogram,
     /// The current term.
     pub raft_term: Gauge,
     /// 1: this region leads.
     pub raft_leader: Gauge,
+    /// Times that another leader was seen than before.
+    pub raft_leader_changes: Counter,
+    /// Index of the last entry.
+    pub raft_last: Gauge,
+    /// Index of the last entry known to be committed.
+    pub raft_committed: Gauge,
     /// Index of the last applied entry.
     pub raft_applied: Gauge,
+    /// Index of the last entry in the newest snapshot.
+    pub raft_snapshot: Gauge,
+    /// Committed entries that are still to be applied.
+    pub raft_lag: Gauge,
+    /// Leader only: seconds since a quorum acknowledged it.
+    pub raft_quorum_age: Reading,
     /// Age of the Raft clock's newest stamp, in seconds.
     pub raft_age: Gauge<f64, AtomicU64>,
-    /// Buckets whose books did not balance.
-    pub pool_breaches: Counter,
     /// Version of the policies in force.
     pub policies_version: Gauge,
     new_buckets_refused: Counter,
-    /// Keys in the store, as it said last.
-    pub stored: Gauge,
+    /// 1: no change of policies or regions is under way.
+    pub policies_settled: Gauge,
     /// Buckets that the slow loop follows.
     pub buckets: Gauge,
     /// 1: ready.
     pub ready: Gauge,
 }
 
-/// The counters of one policy, looked up once: counting is one atomic addition.
+/// What a store measures itself. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct StoreMetrics {
+    calls: [Histogram; 5],
+    /// Requests in one call that takes tokens.
+    pub batch: Histogram,
+    /// Keys of this region, estimated.
+    pub keys: Reading,
+    /// Bytes that they take, estimated.
+    pub memory: Reading,
+    /// Keys in Redis' database.
+    pub redis_keys: Reading,
+    /// Bytes that Redis uses.
+    pub redis_memory: Reading,
+    /// Bytes that Redis may use.
+    pub redis_memory_max: Reading,
+    /// Keys that Redis has evicted.
+    pub redis_evicted: Reading,
+}
+
+/// What the replicated log measures itself. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct RaftMetrics {
+    /// Leader: from closing an entry to its being applied.
+    pub commit: Histogram,
+    /// Leader: operations in one entry.
+    pub operations: Histogram,
+}
+
+/// What the live walk through the pool and the region's buckets finds. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct PoolMetrics {
+    /// Most of any bucket that regions may hold, of its limit.
+    pub committed: Reported<PolicyOf>,
+    /// Buckets whose books did not balance.
+    pub frozen: Reported<PolicyLabel>,
+    /// Burst and overshoot of a bucket.
+    pub bound: Reported<PolicyLabel>,
+    /// Rate of a bucket.
+    pub bound_rate: Reported<PolicyLabel>,
+    /// The most that any bucket here is below zero.
+    pub overdraft: Reported<PolicyLabel>,
+    /// The most that it may be.
+    pub overdraft_bound: Reported<PolicyLabel>,
+    /// Buckets with books.
+    pub buckets: Reported<PolicyLabel>,
+    /// Their burst.
+    pub tokens: Reported<PolicyPart>,
+    /// Their rate.
+    pub rates: Reported<PolicyPart>,
+    /// What could be lent.
+    pub level: Reported<PolicyLabel>,
+    /// Age of the oldest of these figures, in seconds.
+    pub walk_age: Gauge<f64, AtomicU64>,
+}
+
+/// The counters of one policy, looked up once: counting is a few atomic additions.
 #[derive(Clone, Debug)]
 pub struct PolicyMetrics {
     allowed: [Counter; Reason::ALL.len()],
     denied: [Counter; Reason::ALL.len()],
+    cost: [TokenCounter; 2],
+    fallbacks: [Counter; ACTIONS.len()],
+    /// Only strict requests wait.
+    waits: Option<[Histogram; OUTCOMES.len()]>,
 }
 
 impl Metrics {
@@ -146,8 +265,23 @@ impl Metrics {
         let refused = add(r, CONNECTIONS_REFUSED, Family::<ProtocolLabel, Counter>::default());
         let unauthenticated = add(r, UNAUTHENTICATED, Family::<ProtocolLabel, Counter>::default());
         let connections = add(r, CONNECTIONS, Family::<ProtocolLabel, Gauge>::default());
+        let breaches = add(r, BREACHES, Family::<CheckLabel, Counter>::default());
+        let decision = add_seconds(r, DECISION, family::<AnswerLabels>(Histogram::times));
+        let store_errors = add(r, STORE_ERRORS, Family::<KindLabel, Counter>::default());
+        let proposals = add(r, PROPOSALS, Family::<OutcomeLabel, Counter>::default());
+        for kind in ["unavailable", "timeout", "fenced"] {
+            drop(store_errors.get_or_create(&KindLabel { kind }));
+        }
+        for outcome in ["applied", "not_sent", "unknown", "refused", "too_large"] {
+            drop(proposals.get_or_create(&OutcomeLabel { outcome }));
+        }
+        let build = add(r, BUILD, Reported::gauges());
+        build.set(vec![(VersionLabel { version: env!("CARGO_PKG_VERSION") }, 1.0)]);
         Self {
             decisions: add(r, DECISIONS, Family::default()),
+            cost: add(r, COST, Family::default()),
+            waits: add_seconds(r, WAIT, family(Histogram::rare_times)),
+            fallbacks: add(r, FALLBACKS, Family::default()),
             unmatched: add(r, UNMATCHED, Family::default()),
             domains: Mutex::default(),
             bad_requests: PROTOCOLS.map(|p| bad_requests.get_or_create_owned(&p)),
@@ -155,25 +289,43 @@ impl Metrics {
             connections: PROTOCOLS.map(|p| connections.get_or_create_owned(&p)),
             connections_refused: PROTOCOLS.map(|p| refused.get_or_create_owned(&p)),
             unauthenticated: PROTOCOLS.map(|p| unauthenticated.get_or_create_owned(&p)),
-            store_errors: add(r, STORE_ERRORS, Family::default()),
-            waits: add(r, WAITS, Family::default()),
-            proposals: add(r, PROPOSALS, Family::default()),
-            peers: add(r, PEER_REACHABLE, Family::default()),
-            decision: add_seconds(r, DECISION, Latency::default()),
-            store_call: add_seconds(r, STORE_CALL, Latency::default()),
+            decision: ["http", "grpc"].map(|protocol| {
+                ANSWERS.map(|result| decision.get_or_create_owned(&AnswerLabels { protocol, result }))
+            }),
+            breaches: CHECKS.map(|check| breaches.get_or_create_owned(&CheckLabel { check })),
+            store_errors,
+            proposals,
+            process: process::Process::register(r),
+            log_events: add(r, LOG_EVENTS, Reported::counters()),
+            log_suppressed: add(r, LOG_SUPPRESSED, Reading::counter()),
+            spans: add(r, SPANS, Reported::counters()),
+            store: StoreMetrics::register(r),
+            raft: RaftMetrics::register(r),
+            pool: PoolMetrics::register(r),
+            hot: add(r, HOT, Reported::counters()),
+            peers: add(r, PEER_REACHABLE, Reported::gauges()),
+            peer_rtt: add_seconds(r, PEER_RTT, Reported::gauges()),
+            raft_follower_lag: add(r, RAFT_FOLLOWER_LAG, Reported::gauges()),
             store_attached: add(r, STORE_ATTACHED, Gauge::default()),
             store_sessions: add(r, STORE_SESSIONS, Counter::default()),
             waiting: add(r, WAITING, Gauge::default()),
             asks: add(r, ASKS, Counter::default()),
+            ask: add_seconds(r, ASK, Histogram::rare_times()),
             records: add(r, RECORDS, Counter::default()),
+            proposal: add_seconds(r, PROPOSAL, Histogram::rare_times()),
             raft_term: add(r, RAFT_TERM, Gauge::default()),
             raft_leader: add(r, RAFT_LEADER, Gauge::default()),
+            raft_leader_changes: add(r, RAFT_LEADER_CHANGES, Counter::default()),
+            raft_last: add(r, RAFT_LAST, Gauge::default()),
+            raft_committed: add(r, RAFT_COMMITTED, Gauge::default()),
             raft_applied: add(r, RAFT_APPLIED, Gauge::default()),
+            raft_snapshot: add(r, RAFT_SNAPSHOT, Gauge::default()),
+            raft_lag: add(r, RAFT_LAG, Gauge::default()),
+            raft_quorum_age: add_seconds(r, RAFT_QUORUM_AGE, Reading::gauge()),
             raft_age: add_seconds(r, RAFT_AGE, Gauge::default()),
-            pool_breaches: add(r, POOL_BREACHES, Counter::default()),
             policies_version: add(r, POLICIES_VERSION, Gauge::default()),
             new_buckets_refused: add(r, NEW_BUCKETS_REFUSED, Counter::default()),
-            stored: add(r, STORED, Gauge::default()),
+            policies_settled: add(r, POLICIES_SETTLED, Gauge::default()),
             buckets: add(r, BUCKETS, Gauge::default()),
             ready: add(r, READY, Gauge::default()),
             registry,
@@ -191,7 +343,18 @@ impl Metrics {
                 self.decisions.get_or_create_owned(&labels(name, mode, result, reason))
             })
         };
-        PolicyMetrics { allowed: counters(ALLOWED), denied: counters(DENIED) }
+        let policy = || name.to_owned();
+        PolicyMetrics {
+            allowed: counters(ALLOWED),
+            denied: counters(DENIED),
+            cost: RESULTS.map(|result| self.cost.get_or_create_owned(&cost_labels(name, mode, result))),
+            fallbacks: ACTIONS
+                .map(|action| self.fallbacks.get_or_create_owned(&ActionLabel { policy: policy(), action })),
+            waits: (mode == Mode::Strict).then(|| {
+                OUTCOMES
+                    .map(|outcome| self.waits.get_or_create_owned(&WaitLabels { policy: policy(), outcome }))
+            }),
+        }
     }
 
     /// Drops the counters of a policy that is no more.
@@ -199,6 +362,16 @@ impl Metrics {
         for reason in Reason::ALL {
             self.decisions.remove(&labels(name, mode, ALLOWED, reason));
             self.decisions.remove(&labels(name, mode, DENIED, reason));
+        }
+        let policy = || name.to_owned();
+        for result in RESULTS {
+            self.cost.remove(&cost_labels(name, mode, result));
+        }
+        for action in ACTIONS {
+            self.fallbacks.remove(&ActionLabel { policy: policy(), action });
+        }
+        for outcome in OUTCOMES {
+            self.waits.remove(&WaitLabels { policy: policy(), outcome });
         }
     }
 
@@ -210,6 +383,24 @@ impl Metrics {
         drop(domains);
         let domain = if known { domain } else { "other" };
         self.unmatched.get_or_create(&DomainLabel { domain: domain.to_owned() }).inc();
+    }
+
+    /// A request was answered so, so long after it had been read.
+    pub fn decided(&self, protocol: Protocol, answer: Answered, time: Duration) {
+        if let Some(histograms) = self.decision.get(protocol as usize) {
+            histograms[answer as usize].observe(time);
+        }
+    }
+
+    /// A check of the promise failed.
+    pub fn breached(&self, check: Check) {
+        self.breaches[check as usize].inc();
+    }
+
+    /// How many checks of the promise have failed.
+    #[must_use]
+    pub fn breaches(&self) -> u64 {
+        self.breaches.iter().map(Counter::get).sum()
     }
 
     /// A request could not be checked as it was.
@@ -244,11 +435,6 @@ impl Metrics {
         self.store_errors.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// A request waited for a lease: `met` or `denied`.
-    pub fn waited(&self, outcome: &'static str) {
-        self.waits.get_or_create(&OutcomeLabel { outcome }).inc();
-    }
-
     /// A proposal was `applied`, `refused`, or its outcome is `unknown`.
     pub fn proposed(&self, outcome: &'static str) {
         self.proposals.get_or_create(&OutcomeLabel { outcome }).inc();
@@ -259,27 +445,112 @@ impl Metrics {
         self.new_buckets_refused.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
-    /// Could another region be reached?
-    pub fn peer(&self, peer: &str, reachable: bool) {
-        self.peers.get_or_create(&RegionLabel { peer: peer.to_owned() }).set(i64::from(reachable));
-    }
-
     /// Everything, as OpenMetrics text.
     ///
     /// # Errors
     /// A metric could not be written: a bug.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
-        let mut out = String::with_capacity(16 * 1024);
-        text::encode(&mut out, &self.registry)?;
+        self.write(text::encode)
+    }
+
+    /// Everything, in the Prometheus text format 0.0.4, for those who do not read OpenMetrics.
+    ///
+    /// # Errors
+    /// A metric could not be written: a bug.
+    pub fn encode_plain(&self) -> Result<String, std::fmt::Error> {
+        self.write(prometheus_text::encode)
+    }
+
+    fn write(
+        &self,
+        encode: impl FnOnce(&mut String, &Registry) -> std::fmt::Result,
+    ) -> Result<String, std::fmt::Error> {
+        self.process.read();
+        let process = repeats::counts();
+        let level = |level, count| (LevelLabel { level }, count as f64);
+        self.log_events.set(vec![level("warn", process.warnings), level("error", process.errors)]);
+        self.log_suppressed.set(Some(process.suppressed as f64));
+        let (exported, lost) = super::export::counts();
+        let span = |outcome, count| (OutcomeLabel { outcome }, count as f64);
+        self.spans.set(vec![span("exported", exported), span("lost", lost)]);
+        let mut out = String::with_capacity(32 * 1024);
+        encode(&mut out, &self.registry)?;
         Ok(out)
     }
 }
 
+impl StoreMetrics {
+    fn register(r: &mut Registry) -> Self {
+        let calls = add_seconds(r, STORE_CALL, family::<OperationLabel>(Histogram::times));
+        let operations = ["take", "known", "prepare", "install", "beat"];
+        Self {
+            calls: operations.map(|operation| calls.get_or_create_owned(&OperationLabel { operation })),
+            batch: add(r, STORE_BATCH, Histogram::sizes()),
+            keys: add(r, STORE_KEYS, Reading::gauge()),
+            memory: add_bytes(r, STORE_MEMORY, Reading::gauge()),
+            redis_keys: add(r, REDIS_KEYS, Reading::gauge()),
+            redis_memory: add_bytes(r, REDIS_MEMORY, Reading::gauge()),
+            redis_memory_max: add_bytes(r, REDIS_MEMORY_MAX, Reading::gauge()),
+            redis_evicted: add(r, REDIS_EVICTED, Reading::counter()),
+        }
+    }
+
+    /// A call took so long.
+    pub fn called(&self, call: StoreCall, time: Duration) {
+        self.calls[call as usize].observe(time);
+    }
+}
+
+impl RaftMetrics {
+    fn register(r: &mut Registry) -> Self {
+        Self {
+            commit: add_seconds(r, RAFT_COMMIT, Histogram::rare_times()),
+            operations: add(r, RAFT_OPERATIONS, Histogram::sizes()),
+        }
+    }
+}
+
+impl PoolMetrics {
+    fn register(r: &mut Registry) -> Self {
+        Self {
+            committed: add(r, COMMITTED, Reported::gauges()),
+            frozen: add(r, FROZEN, Reported::gauges()),
+            bound: add(r, BOUND, Reported::gauges()),
+            bound_rate: add(r, BOUND_RATE, Reported::gauges()),
+            overdraft: add(r, OVERDRAFT, Reported::gauges()),
+            overdraft_bound: add(r, OVERDRAFT_BOUND, Reported::gauges()),
+            buckets: add(r, POOL_BUCKETS, Reported::gauges()),
+            tokens: add(r, POOL_TOKENS, Reported::gauges()),
+            rates: add(r, POOL_RATE, Reported::gauges()),
+            level: add(r, POOL_LEVEL, Reported::gauges()),
+            walk_age: add_seconds(r, POOL_WALK_AGE, Gauge::default()),
+        }
+    }
+}
+
 impl PolicyMetrics {
-    /// Counts an answer.
-    pub fn count(&self, verdict: &LimitVerdict) {
+    /// Counts an answer to a request of this cost.
+    pub fn count(&self, verdict: &LimitVerdict, cost: Tokens) {
         let counters = if verdict.allowed { &self.allowed } else { &self.denied };
         counters[verdict.reason as usize].inc();
+        self.cost[usize::from(!verdict.allowed)].add(u64::try_from(cost.0).unwrap_or(0));
+    }
+
+    /// It answered without the store, as it says.
+    pub fn fell_back(&self, action: OnStoreFailure) {
+        let action = match action {
+            OnStoreFailure::Allow => 0,
+            OnStoreFailure::Deny => 1,
+            OnStoreFailure::Local => 2,
+        };
+        self.fallbacks[action].inc();
+    }
+
+    /// A request waited for a lease.
+    pub fn waited(&self, outcome: Waited, time: Duration) {
+        if let Some(waits) = &self.waits {
+            waits[outcome as usize].observe(time);
+        }
     }
 
     /// How many answers let the request through.
@@ -295,113 +566,18 @@ impl PolicyMetrics {
     }
 }
 
-/// Upper bounds of the buckets of [`Latency`], in microseconds; above the last there is one more.
-const BOUNDS_US: [u64; 12] =
-    [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 100_000, 250_000, 1_000_000];
-/// Threads that observe at once spread over so many copies.
-const SHARDS: usize = 8;
-
-/// A coarse histogram of durations. Observing costs two atomic additions on memory that (usually) no other thread
-/// writes: a lock here would be the only one that all workers share.
-#[derive(Clone, Debug)]
-pub struct Latency(Arc<[Shard; SHARDS]>);
-
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Shard {
-    counts: [AtomicU64; BOUNDS_US.len() + 1],
-    sum_us: AtomicU64,
-}
-
-impl Latency {
-    /// Counts one.
-    pub fn observe(&self, time: Duration) {
-        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let bucket = BOUNDS_US.iter().position(|&bound| us <= bound).unwrap_or(BOUNDS_US.len());
-        let shard = &self.0[MY_SHARD.with(|s| *s) % SHARDS];
-        shard.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        shard.sum_us.fetch_add(us, Ordering::Relaxed);
-    }
-
-    /// How many were counted.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.0.iter().flat_map(|s| &s.counts).map(|c| c.load(Ordering::Relaxed)).sum()
-    }
-}
-
-impl Default for Latency {
-    fn default() -> Self {
-        Self(Arc::new(std::array::from_fn(|_| Shard::default())))
-    }
-}
-
-impl TypedMetric for Latency {
-    const TYPE: MetricType = MetricType::Histogram;
-}
-
-impl EncodeMetric for Latency {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
-        let bound = |i: usize| BOUNDS_US.get(i).map_or(f64::INFINITY, |&us| us as f64 / 1e6);
-        let buckets: [(f64, u64); BOUNDS_US.len() + 1] = std::array::from_fn(|i| {
-            (bound(i), self.0.iter().map(|s| s.counts[i].load(Ordering::Relaxed)).sum())
-        });
-        let sum_us: u64 =
-            self.0.iter().map(|s| s.sum_us.load(Ordering::Relaxed)).fold(0, u64::saturating_add);
-        let count = buckets.iter().map(|(_, n)| n).sum();
-        encoder.encode_histogram::<NoLabelSet>(sum_us as f64 / 1e6, count, &buckets, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
-
-static NEXT_SHARD: AtomicUsize = AtomicUsize::new(0);
-thread_local! {
-    static MY_SHARD: usize = NEXT_SHARD.fetch_add(1, Ordering::Relaxed);
-}
-
 const ALLOWED: &str = "allowed";
 const DENIED: &str = "denied";
+const RESULTS: [&str; 2] = [ALLOWED, DENIED];
+const ANSWERS: [&str; 3] = [ALLOWED, DENIED, "refused"];
+const ACTIONS: [&str; 3] = ["allow", "deny", "local"];
+const OUTCOMES: [&str; 3] = ["granted", "denied", "timed_out"];
+const CHECKS: [&str; 4] = ["books", "committed", "level", "admitted"];
 const PROTOCOLS: [ProtocolLabel; 3] = [
     ProtocolLabel { protocol: "http" },
     ProtocolLabel { protocol: "grpc" },
     ProtocolLabel { protocol: "admin" },
 ];
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DecisionLabels {
-    policy: String,
-    mode: &'static str,
-    result: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DomainLabel {
-    domain: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ProtocolLabel {
-    protocol: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RegionLabel {
-    peer: String,
-}
 
 /// Which answers there are.
 fn can_be(result: &str, reason: Reason) -> bool {
@@ -416,6 +592,16 @@ fn labels(name: &str, mode: Mode, result: &'static str, reason: Reason) -> Decis
     DecisionLabels { policy: name.to_owned(), mode: mode.name(), result, reason: reason.name() }
 }
 
+fn cost_labels(name: &str, mode: Mode, result: &'static str) -> CostLabels {
+    CostLabels { policy: name.to_owned(), mode: mode.name(), result }
+}
+
+fn family<L: Clone + std::hash::Hash + Eq>(
+    make: fn() -> Histogram,
+) -> Family<L, Histogram, fn() -> Histogram> {
+    Family::new_with_constructor(make)
+}
+
 fn add<M: Metric + Clone>(registry: &mut Registry, described: Described, metric: M) -> M {
     registry.register(described.name, described.help, metric.clone());
     metric
@@ -426,84 +612,7 @@ fn add_seconds<M: Metric + Clone>(registry: &mut Registry, described: Described,
     metric
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::quota::policy::{OnStoreFailure, Policy, Reserve};
-    use crate::quota::verdict::LimitVerdict;
-
-    #[test]
-    fn every_metric_is_in_the_text() {
-        let metrics = Metrics::new("us-east");
-        // Families are not in the text before something has been counted.
-        metrics.unmatched("d");
-        metrics.store_error("unknown");
-        metrics.waited("met");
-        metrics.proposed("applied");
-        metrics.peer("eu-west", true);
-        let _ = metrics.policy("p", Mode::Strict);
-        let text = metrics.encode().unwrap();
-        for described in TABLE {
-            assert!(text.contains(&format!("# HELP {}", described.name)), "{}", described.name);
-        }
-        assert!(text.ends_with("# EOF\n"));
-        assert!(text.contains("quorate_raft_term{region=\"us-east\"} 0"), "{text}");
-    }
-
-    #[test]
-    fn decisions_are_counted_by_reason() {
-        let policy = Policy {
-            name: "p".into(),
-            domain: "d".into(),
-            matches: Vec::new(),
-            limit: crate::quota::policy::Limit::Unlimited,
-            mode: Mode::Split,
-            reserve: Reserve::default(),
-            weights: std::collections::BTreeMap::new(),
-            wait: crate::quota::amount::Micros::ZERO,
-            on_store_failure: OnStoreFailure::Deny,
-            shadow: false,
-        };
-        let metrics = Metrics::new("r");
-        let counters = metrics.policy("p", Mode::Split);
-        let ok = LimitVerdict::unlimited((&policy).into(), 0);
-        counters.count(&ok);
-        counters.count(&LimitVerdict { allowed: false, reason: Reason::OverLimit, ..ok.clone() });
-        counters.count(&LimitVerdict { allowed: false, reason: Reason::OverLimit, ..ok });
-        assert_eq!((counters.admitted(), counters.denied()), (1, 2));
-        let line = "quorate_decisions_total{region=\"r\",policy=\"p\",mode=\"split\",result=\"denied\",reason=\"over_limit\"} 2";
-        assert!(metrics.encode().unwrap().contains(line));
-        metrics.forget_policy("p", Mode::Split);
-        assert!(!metrics.encode().unwrap().contains("policy=\"p\""));
-    }
-
-    #[test]
-    fn callers_cannot_grow_the_registry() {
-        let metrics = Metrics::new("r");
-        for i in 0..10_000 {
-            metrics.unmatched(&format!("domain-{i}"));
-        }
-        let text = metrics.encode().unwrap();
-        assert_eq!(text.matches("quorate_unmatched_total{").count(), DOMAINS_MAX + 1);
-        assert!(text.contains("domain=\"other\"} 9900"));
-    }
-
-    #[test]
-    fn latencies_fall_into_their_buckets() {
-        let metrics = Metrics::new("r");
-        for us in [50, 100, 101, 30_000, 5_000_000] {
-            metrics.decision.observe(Duration::from_micros(us));
-        }
-        let text = metrics.encode().unwrap();
-        for line in [
-            "quorate_decision_seconds_bucket{region=\"r\",le=\"0.0001\"} 2",
-            "quorate_decision_seconds_bucket{region=\"r\",le=\"0.00025\"} 3",
-            "quorate_decision_seconds_bucket{region=\"r\",le=\"0.05\"} 4",
-            "quorate_decision_seconds_bucket{region=\"r\",le=\"+Inf\"} 5",
-            "quorate_decision_seconds_count{region=\"r\"} 5",
-        ] {
-            assert!(text.contains(line), "{line}\n{text}");
-        }
-        assert_eq!(metrics.decision.count(), 5);
-    }
+fn add_bytes<M: Metric + Clone>(registry: &mut Registry, described: Described, metric: M) -> M {
+    registry.register_with_unit(described.name, described.help, Unit::Bytes, metric.clone());
+    metric
 }

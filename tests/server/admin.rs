@@ -4,7 +4,7 @@ use crate::{Answer, client};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use quorate::server::admin::{
-    self, Access, AdminSource, ApplyError, BucketError, Feed, PolicyChange, RegionAction,
+    self, Access, AdminSource, ApplyError, BucketError, Feed, MetricsFormat, PolicyChange, RegionAction,
 };
 use quorate::server::listen;
 use quorate::server::state::{
@@ -30,8 +30,11 @@ impl AdminSource for Source {
         self.reasons.lock().unwrap().clone()
     }
 
-    fn metrics(&self) -> Result<String, std::fmt::Error> {
-        self.metrics.encode()
+    fn metrics(&self, format: MetricsFormat) -> Result<String, std::fmt::Error> {
+        match format {
+            MetricsFormat::OpenMetrics => self.metrics.encode(),
+            MetricsFormat::Prometheus => self.metrics.encode_plain(),
+        }
     }
 
     fn state(&self) -> BoxFuture<'_, State> {
@@ -171,6 +174,17 @@ async fn health_readiness_and_the_rest() {
     let kind = metrics.headers()["content-type"].to_str().unwrap().to_owned();
     assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert!(metrics.text().await.unwrap().ends_with("# EOF\n"));
+    for (accept, plain) in [
+        ("*/*", false),
+        ("text/plain", true),
+        // As Prometheus asks.
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1", false),
+    ] {
+        let metrics = admin.to(Method::GET, "/metrics").header("accept", accept).send().await.unwrap();
+        let kind = metrics.headers()["content-type"].to_str().unwrap().to_owned();
+        assert_eq!(kind.starts_with("text/plain; version=0.0.4"), plain, "{accept}: {kind}");
+        assert_eq!(!metrics.text().await.unwrap().contains("# EOF"), plain, "{accept}");
+    }
 
     let state: State = serde_json::from_value(admin.get("/v1/state").await.body).unwrap();
     assert_eq!(state.region, "us-east");

@@ -19,7 +19,7 @@ fn config(domain: &str) -> ForwardAuth {
 
 async fn front(limiter: Limiter, domain: &str) -> Fixture {
     let request_timeout = Duration::from_millis(300);
-    let forward_auth = Some(config(domain));
+    let forward_auth = Some(config(domain).into());
     Fixture::with(limiter, Options { workers: 1, forward_auth, request_timeout, ..Options::default() }).await
 }
 
@@ -87,7 +87,7 @@ async fn what_no_policy_matches_is_answered_as_configured() {
     let without_address = |unmatched| async move {
         let mut config = config("api");
         config.attributes.remove(0);
-        let options = Options { workers: 1, forward_auth: Some(config), ..Options::default() };
+        let options = Options { workers: 1, forward_auth: Some(config.into()), ..Options::default() };
         let front = Fixture::with(Limiter::with_unmatched(vec![tenants(9)], unmatched), options).await;
         ask(&front, Method::GET, &[]).await
     };

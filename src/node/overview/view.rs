@@ -167,7 +167,7 @@ impl Inner {
             term: status.term,
             policies,
             settled,
-            breaches: self.core.metrics.pool_breaches.get(),
+            breaches: self.core.metrics.breaches(),
             regions,
             fallbacks,
         }

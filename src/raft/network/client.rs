@@ -9,6 +9,7 @@ use crate::raft::task::blocking;
 use crate::raft::timing::Timing;
 use crate::raft::types::{AppendReply, AppendRequest, LeaderId, PeerNode, TypeConfig, Vote};
 use crate::raft::{PeerTls, RaftError};
+use crate::telemetry::trace;
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
@@ -194,6 +195,10 @@ impl Client {
             .header(header::TO, &*peer.region);
         let request = match self.peers.redaction {
             Some(sum) => request.header(header::REDACTION, sum.to_string()),
+            None => request,
+        };
+        let request = match trace::traceparent() {
+            Some(parent) => request.header(trace::PARENT_HEADER, parent),
             None => request,
         };
         let request = match self.peers.node(&peer.region) {

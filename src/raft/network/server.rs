@@ -11,6 +11,8 @@ use crate::raft::gate::Call;
 use crate::raft::node::Node;
 use crate::raft::task::blocking;
 use crate::raft::types::{AppendRequest, TypeConfig};
+use crate::telemetry::trace;
+use crate::trace_span;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
@@ -34,6 +36,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
 /// Connections at once: a few for each region, with room for reconnecting.
 const CONNECTIONS_MAX: usize = 256;
@@ -327,12 +331,17 @@ where
     })
 }
 
-async fn propose(State(node): State<Arc<Node>>, body: Body) -> Result<Bytes, Fault> {
+async fn propose(State(node): State<Arc<Node>>, headers: HeaderMap, body: Body) -> Result<Bytes, Fault> {
+    let from = headers.get(header::REGION).and_then(|region| region.to_str().ok()).unwrap_or_default();
+    let span = trace::from_peer(&headers, || {
+        trace_span!("propose for a peer", "otel.kind" = "server", peer = from, operations = Empty)
+    });
     let reading = node.reading.try_acquire().map_err(|_| Fault::Busy)?;
     let Propose { ops, wait_ms, hops } = read(body, PROPOSE_BYTES_MAX).await?;
     drop(reading);
     let deadline = Instant::now() + Duration::from_millis(wait_ms).min(PROPOSE_WAIT_MAX);
-    let outcome = node.propose_once(&Arc::new(ops), deadline, hops).await;
+    span.record("operations", ops.len());
+    let outcome = node.propose_once(&Arc::new(ops), deadline, hops).instrument(span).await;
     let reply: ProposeReply = outcome.map_err(ProposeFault::from);
     let encoded = answer(&reply)?;
     if encoded.len() > APPLIED_BYTES_MAX {

@@ -4,6 +4,7 @@ use super::clock::{Clock, Reading};
 use super::connect::{Connection, info};
 use super::fault::Fault;
 use super::pump::GIVE_UP;
+use super::sample;
 use super::scripts::{SCRIPTS, run};
 use super::shared::{Attached, Backoff, Link, Live, Shared};
 use super::wire::{AttachAnswer, AttachCall, Stem, attached, beaten};
@@ -12,6 +13,7 @@ use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::bucket::Generation;
 use crate::store::{Session, SessionState, new_nonce};
+use crate::telemetry::metrics::StoreCall;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,6 +26,8 @@ const BEAT: Duration = Duration::from_millis(200);
 const BEATS_A_WRITE: u32 = 5;
 /// ... and every so many the server is asked about itself.
 const BEATS_AN_INFO: u32 = 50;
+/// Every so many its keys and its memory are looked at.
+const BEATS_A_SAMPLE: u32 = 50;
 /// After this the server is said not to answer; after [`GIVE_UP`] the connection is dropped.
 const SILENCE: Duration = Duration::from_secs(1);
 /// A daemon that wrote the meta key this recently is alive: one that it has ousted waits.
@@ -102,7 +106,7 @@ async fn attach(shared: &Shared, me: &mut Me) -> Result<(Connection, Arc<Attache
     let session = known.unwrap_or_else(|| {
         let stem = Stem::new(&shared.keys, nonce, answer.generation);
         let generation = Generation { start: answer.start, full: answer.full };
-        tracing::info!(nonce, kept = session.kept, "a new session with Redis");
+        tracing::debug!(nonce, kept = session.kept, "a new session with Redis");
         Arc::new(Attached::new(session, stem, connection.info.run_id.clone(), generation))
     });
     Ok((connection, session))
@@ -195,6 +199,13 @@ async fn watch(shared: &Shared, connection: &mut Connection, live: &Live) -> Fau
         if let Err(fault) = patient(shared, beat(shared, live, writes)).await {
             return fault;
         }
+        if beats.is_multiple_of(BEATS_A_SAMPLE)
+            && let Some(metrics) = shared.metrics.get()
+            && let Err(fault) = sample::take(&client, &shared.keys, metrics).await
+        {
+            // What it means for the session, the next beat finds out.
+            tracing::debug!(%fault, "Redis' keys cannot be sampled");
+        }
         beats = beats.wrapping_add(1);
         if beats.is_multiple_of(BEATS_AN_INFO) {
             match patient(shared, info(&client)).await {
@@ -231,6 +242,9 @@ async fn beat(shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
     let sent = clock::now();
     let outcome = run(&live.client, &SCRIPTS.beat, call).await.and_then(beaten);
     let received = clock::now();
+    if let Some(metrics) = shared.metrics.get() {
+        metrics.called(StoreCall::Beat, (received - sent).to_duration());
+    }
     let (time, full) = match outcome {
         Ok(answer) => answer,
         // Out of memory, for one: the session is as good as it was, only nobody can write.

@@ -8,6 +8,7 @@ use super::scripts::{SCRIPTS, run};
 use super::shared::{Link, Live, Shared};
 use super::wire::{Batch, taken};
 use crate::store::{StoreError, Take, Taken};
+use crate::telemetry::metrics::StoreCall;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -128,8 +129,13 @@ async fn take(shared: &Shared, live: &Live, batch: Batch) -> Result<Vec<Taken>, 
     let window = window.ok_or_else(|| Fault::Refused("its clock has not been read".to_owned()))?;
     let (call, counts) = batch.into_call(&live.attached.stem, window);
     let late = |_| Fault::Unknown(format!("no answer within {GIVE_UP:?}"));
-    let answer = timeout(GIVE_UP, run(&live.client, &SCRIPTS.take, call)).await.map_err(late)??;
-    taken(answer, &counts)
+    let began = Instant::now();
+    let answer = timeout(GIVE_UP, run(&live.client, &SCRIPTS.take, call)).await;
+    if let Some(metrics) = shared.metrics.get() {
+        metrics.called(StoreCall::Take, began.elapsed());
+        metrics.batch.observe_size(counts.len());
+    }
+    taken(answer.map_err(late)??, &counts)
 }
 
 /// Lets nothing more onto a connection that is of no use; its owner will replace it.

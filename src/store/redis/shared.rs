@@ -6,12 +6,14 @@ use super::wire::{Keys, Stem};
 use crate::quota::amount::Micros;
 use crate::quota::bucket::Generation;
 use crate::store::{Health, Session, SessionState};
+use crate::telemetry::metrics::{StoreCall, StoreMetrics};
 use arc_swap::ArcSwapOption;
 use fred::clients::Client;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, SetOnce, watch};
+use tokio::time::Instant;
 
 /// One store's state.
 pub(super) struct Shared {
@@ -28,6 +30,7 @@ pub(super) struct Shared {
     pub(super) doubt: Notify,
     /// The server was a replica for a while: what it holds now may be older than what it held then.
     pub(super) lost: AtomicBool,
+    pub(super) metrics: OnceLock<StoreMetrics>,
     clock: Mutex<Option<Clock>>,
     health: Mutex<Health>,
     rtt_us: AtomicU64,
@@ -96,6 +99,7 @@ impl Shared {
             closed: watch::Sender::new(false),
             doubt: Notify::new(),
             lost: AtomicBool::new(false),
+            metrics: OnceLock::new(),
             clock: Mutex::new(None),
             health: Mutex::new(Health { down: Some(why), evicts: None }),
             rtt_us: AtomicU64::new(0),
@@ -113,6 +117,13 @@ impl Shared {
 
     pub(super) fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call that began then has been answered, or given up.
+    pub(super) fn called(&self, call: StoreCall, began: Instant) {
+        if let Some(metrics) = self.metrics.get() {
+            metrics.called(call, began.elapsed());
+        }
     }
 
     pub(super) fn rtt(&self) -> Duration {

@@ -27,6 +27,11 @@ impl Keys {
         Self { base: format!("q1:{cluster}:{region}:") }
     }
 
+    /// Is this one of them (of a session or generation that is over, too)?
+    pub(super) fn is_ours(&self, key: &[u8]) -> bool {
+        key.starts_with(self.base.as_bytes())
+    }
+
     /// Who has this region's buckets.
     pub(super) fn meta(&self) -> Key {
         Key::from(format!("{}meta", self.base))

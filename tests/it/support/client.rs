@@ -101,6 +101,18 @@ impl Api {
         self.send(request).await
     }
 
+    /// Any method, body and headers.
+    pub async fn request(
+        &self,
+        method: reqwest::Method,
+        path: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<Answer, String> {
+        let request = self.http.request(method, format!("{}{path}", self.url())).body(body.to_owned());
+        self.send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await
+    }
+
     /// PUT of a YAML file.
     pub async fn put_yaml(&self, path: &str, yaml: &str) -> Result<Answer, String> {
         let request =

@@ -129,6 +129,13 @@ impl Daemon {
         self.process = None;
     }
 
+    /// SIGHUP: reads again what can change live, from a `region.yaml` with these lines more.
+    pub fn reload(&mut self, more: &str) {
+        more.clone_into(&mut self.settings.more);
+        self.write_config();
+        self.process.as_ref().expect("the daemon was started").signal(Signal::HUP);
+    }
+
     /// SIGTERM: drains and ends.
     pub async fn stop(&mut self) -> ExitStatus {
         let mut process = self.process.take().expect("the daemon was started");
@@ -191,12 +198,6 @@ impl Daemon {
     #[allow(dead_code, reason = "not for the benches")]
     pub fn signal(&self, signal: Signal) {
         self.process.as_ref().expect("the daemon was started").signal(signal);
-    }
-
-    /// Where HTTP listens.
-    #[allow(dead_code, reason = "not for the benches")]
-    pub fn http_address(&self) -> SocketAddr {
-        self.http
     }
 
     /// What it has logged.

@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod envoy;
 pub mod load;
 pub mod meter;
+pub mod otlp;
 pub mod process;
 pub mod proxies;
 pub mod redis;
