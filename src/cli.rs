@@ -4,6 +4,8 @@ pub mod check;
 pub mod client;
 pub mod dev;
 pub mod import;
+pub mod man;
+pub mod notify;
 pub mod policies;
 pub mod region;
 pub mod serve;
@@ -45,4 +47,7 @@ pub enum Command {
     Import(import::Args),
     /// Show a region's view of the cluster
     Status(status::Args),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(man::Args),
 }

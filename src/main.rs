@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Command::Region(args) => cli::region::run(&args),
         Command::Import(args) => cli::import::run(&args),
         Command::Status(args) => cli::status::run(&args),
+        Command::Man(args) => cli::man::run(&args),
     };
     match done {
         Ok(code) => code,
