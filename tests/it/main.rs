@@ -5,6 +5,7 @@
 
 mod cluster;
 mod costs;
+mod deploy;
 mod dev;
 mod envoy;
 mod faults;
