@@ -60,7 +60,8 @@ async fn daemons_that_are_right_raise_no_alert_and_have_what_the_dashboard_shows
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         words.filter(|w| w.starts_with("quorate_") || w.starts_with("process_")).map(str::to_owned).collect()
     };
-    let used: BTreeSet<String> = queries.iter().map(String::as_str).chain([rules.as_str()]).flat_map(words).collect();
+    let used: BTreeSet<String> =
+        queries.iter().map(String::as_str).chain([rules.as_str()]).flat_map(words).collect();
     let unknown: Vec<_> =
         used.iter().filter(|n| !known.contains(n.as_str()) && !NOT_YET.contains(&n.as_str())).collect();
     assert!(unknown.is_empty(), "asked for, but no daemon has them: {unknown:?}");
@@ -243,7 +244,8 @@ impl Process {
         let log = folder.join(format!("{name}.log"));
         let out = std::fs::File::create(&log).expect("a log");
         let err = out.try_clone().expect("a log");
-        for (variable, _) in std::env::vars_os().filter(|(v, _)| v.to_string_lossy().starts_with("QUORATE_")) {
+        for (variable, _) in std::env::vars_os().filter(|(v, _)| v.to_string_lossy().starts_with("QUORATE_"))
+        {
             command.env_remove(variable);
         }
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();

@@ -55,7 +55,11 @@ fn compose_takes_the_file_and_it_fits_together() {
     for (i, region) in REGIONS.iter().enumerate() {
         let service = &services[*region];
         let networks: Vec<_> = service["networks"].as_object().expect("networks").keys().collect();
-        assert_eq!(networks.len(), 2, "its region's and `wan`, or a partition would not be one: {networks:?}");
+        assert_eq!(
+            networks.len(),
+            2,
+            "its region's and `wan`, or a partition would not be one: {networks:?}"
+        );
         let published: Vec<String> = service["ports"]
             .as_array()
             .expect("ports")
@@ -93,8 +97,10 @@ fn what_the_compose_file_mounts_is_right() {
         assert!(redis["networks"][name]["aliases"].to_string().contains("redis"), "the daemon's name for it");
     }
     // What sed is to change in deploy/envoy.yaml is there.
-    let (envoy, command) = (file("deploy/envoy.yaml"), compose["services"]["envoy-us-east"]["command"].to_string());
-    let patterns: Vec<&str> = command.split("'s/").skip(1).filter_map(|rest| rest.split('/').next()).collect();
+    let (envoy, command) =
+        (file("deploy/envoy.yaml"), compose["services"]["envoy-us-east"]["command"].to_string());
+    let patterns: Vec<&str> =
+        command.split("'s/").skip(1).filter_map(|rest| rest.split('/').next()).collect();
     assert_eq!(patterns.len(), 3, "{command}");
     for pattern in patterns {
         assert!(envoy.contains(pattern), "{pattern}");
@@ -111,7 +117,9 @@ async fn regions_trust_each_other_with_the_keys_that_the_script_makes() {
     make_keys(keys, &["us-east:localhost", "ap-south:localhost"]);
     let after = std::fs::read(keys.join("us-east/region.crt")).expect("a certificate");
     assert_eq!(before, after, "what is there stays");
-    let names = run(Command::new("openssl").args(["x509", "-noout", "-ext", "subjectAltName", "-in"]).arg(keys.join("eu-west/region.crt")));
+    let names = run(Command::new("openssl")
+        .args(["x509", "-noout", "-ext", "subjectAltName", "-in"])
+        .arg(keys.join("eu-west/region.crt")));
     assert!(names.contains("DNS:localhost, DNS:eu-west.example"), "{names}");
 
     let peers = REGIONS.map(|name| (name, free_address()));
@@ -150,7 +158,9 @@ async fn regions_trust_each_other_with_the_keys_that_the_script_makes() {
 /// The compose file as Docker Compose reads it.
 fn resolved_compose() -> Value {
     let mut command = Command::new(tool("compose/compose/docker-compose"));
-    command.args(["-f", "deploy/compose.yaml", "config", "--format", "json"]).env("DOCKER_HOST", "unix:///nowhere");
+    command
+        .args(["-f", "deploy/compose.yaml", "config", "--format", "json"])
+        .env("DOCKER_HOST", "unix:///nowhere");
     serde_json::from_str(&run(&mut command)).expect("JSON")
 }
 

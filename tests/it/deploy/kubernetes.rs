@@ -94,7 +94,8 @@ fn there_is_an_overlay_for_each_region_and_kubernetes_takes_what_it_makes() {
         assert_eq!(passed, objects.all.len(), "{said}");
         // It sees a misspelt key.
         let wrong = objects.folder.path().join("wrong.yaml");
-        let service = std::fs::read_to_string(objects.out().join("v1_service_quorate.yaml")).expect("a service");
+        let service =
+            std::fs::read_to_string(objects.out().join("v1_service_quorate.yaml")).expect("a service");
         std::fs::write(&wrong, service.replace("targetPort", "targetport")).expect("a file");
         assert!(!check(vec![wrong]).0);
     }
@@ -102,7 +103,8 @@ fn there_is_an_overlay_for_each_region_and_kubernetes_takes_what_it_makes() {
 
 #[test]
 fn regions_are_what_the_daemon_takes() {
-    let region = yaml(&std::fs::read_to_string(root().join("deploy/kubernetes/base/region.yaml")).expect("a file"));
+    let region =
+        yaml(&std::fs::read_to_string(root().join("deploy/kubernetes/base/region.yaml")).expect("a file"));
     let urls: BTreeSet<_> =
         region["cluster"]["regions"].as_object().expect("regions").keys().map(String::as_str).collect();
     assert_eq!(urls, REGIONS.into());
@@ -125,7 +127,12 @@ fn regions_are_what_the_daemon_takes() {
         }
         // What it names is mounted.
         let secret = objects.kind("Secret").next().expect("a secret");
-        for path in [&region["peer_tls"]["cert"], &region["peer_tls"]["key"], &region["peer_tls"]["ca"], &region["admin_token_file"]] {
+        for path in [
+            &region["peer_tls"]["cert"],
+            &region["peer_tls"]["key"],
+            &region["peer_tls"]["ca"],
+            &region["admin_token_file"],
+        ] {
             let key = path.as_str().and_then(|p| p.strip_prefix("/run/quorate/")).expect("a secret");
             assert!(secret["data"][key].is_string(), "{key}");
         }
@@ -201,11 +208,15 @@ fn the_network_lets_through_what_is_needed_and_denies_the_rest() {
         let policy = &objects.named("NetworkPolicy", name)["spec"];
         let pods = objects.pods(&policy["podSelector"]["matchLabels"]);
         assert_eq!(pods.len(), 1, "{name}");
-        let let_in: BTreeSet<u64> =
-            list(&policy["ingress"]).flat_map(|rule| list(&rule["ports"])).filter_map(|p| p["port"].as_u64()).collect();
+        let let_in: BTreeSet<u64> = list(&policy["ingress"])
+            .flat_map(|rule| list(&rule["ports"]))
+            .filter_map(|p| p["port"].as_u64())
+            .collect();
         assert_eq!(let_in, open(pods[0]), "{name}: each port has its callers");
-        let let_out: BTreeSet<u64> =
-            list(&policy["egress"]).flat_map(|rule| list(&rule["ports"])).filter_map(|p| p["port"].as_u64()).collect();
+        let let_out: BTreeSet<u64> = list(&policy["egress"])
+            .flat_map(|rule| list(&rule["ports"]))
+            .filter_map(|p| p["port"].as_u64())
+            .collect();
         assert_eq!(let_out, sends_to.into_iter().collect(), "{name}");
         for peer in list(&policy["ingress"]).flat_map(|rule| list(&rule["from"])) {
             if !peer["podSelector"].is_null() {

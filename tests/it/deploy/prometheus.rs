@@ -80,9 +80,15 @@ fn the_dashboard_is_one_that_grafana_reads() {
         assert!(known.iter().any(|kind| panel["type"] == **kind), "{}", panel["type"]);
     }
     // Variables that queries use are there, and the source is the one that is provisioned.
-    let variables: BTreeSet<_> =
-        dashboard["templating"]["list"].as_array().expect("variables").iter().map(|v| &v["name"]).collect::<Vec<_>>()
-            .into_iter().map(|name| name.as_str().expect("a name").to_owned()).collect();
+    let variables: BTreeSet<_> = dashboard["templating"]["list"]
+        .as_array()
+        .expect("variables")
+        .iter()
+        .map(|v| &v["name"])
+        .collect::<Vec<_>>()
+        .into_iter()
+        .map(|name| name.as_str().expect("a name").to_owned())
+        .collect();
     for query in dashboard_queries() {
         for variable in query.split('$').skip(1) {
             let name: String = variable.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();

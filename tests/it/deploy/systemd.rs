@@ -49,10 +49,8 @@ async fn systemd_hears_when_the_daemon_is_ready_and_why_it_is_not() {
     let mut heard = Heard::at(&path);
     let mut redis = Redis::down();
     let mut settings = Settings::alone(&redis.url(), POLICIES);
-    settings.env = vec![
-        ("NOTIFY_SOCKET".into(), path.display().to_string()),
-        ("WATCHDOG_USEC".into(), "500000".into()),
-    ];
+    settings.env =
+        vec![("NOTIFY_SOCKET".into(), path.display().to_string()), ("WATCHDOG_USEC".into(), "500000".into())];
     let mut daemon = Daemon::down(settings);
     daemon.spawn();
     heard.wait_for("STATUS=not ready: store: ").await;
@@ -90,7 +88,8 @@ fn the_unit_is_one_that_systemd_takes_and_finds_safe() {
     run(Command::new("systemd-analyze").args(offline).arg("--threshold=20").arg(&unit));
     // The threshold is one that can be missed.
     std::fs::write(&unit, text.replace("SystemCallFilter", "# ").replace("Protect", "# ")).expect("a unit");
-    let (safe, said) = try_to_run(Command::new("systemd-analyze").args(offline).arg("--threshold=20").arg(&unit));
+    let (safe, said) =
+        try_to_run(Command::new("systemd-analyze").args(offline).arg("--threshold=20").arg(&unit));
     assert!(!safe, "{said}");
 }
 
@@ -103,7 +102,8 @@ fn every_command_has_a_manual_page() {
         .map(|page| page.expect("a page").file_name().to_string_lossy().into_owned())
         .collect();
     let help = run(Command::new(QUORATE).arg("--help"));
-    let commands = help.split_once("Commands:").expect("commands").1.split_once("Options:").expect("options").0;
+    let commands =
+        help.split_once("Commands:").expect("commands").1.split_once("Options:").expect("options").0;
     let commands: Vec<_> = commands.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.contains(&"serve") && !commands.contains(&"man"), "{commands:?}");
     for command in commands {
@@ -120,7 +120,8 @@ fn the_debian_package_is_made_of_files_that_are_there() {
     let manifest = file("Cargo.toml");
     let section = manifest.split_once("[package.metadata.deb]").expect("the section").1;
     let assets = section.split_once("assets = [").expect("assets").1;
-    let sources: Vec<_> = assets.lines().filter_map(|l| l.trim().strip_prefix("[\"")?.split('"').next()).collect();
+    let sources: Vec<_> =
+        assets.lines().filter_map(|l| l.trim().strip_prefix("[\"")?.split('"').next()).collect();
     assert!(sources.len() > 5, "{sources:?}");
     for source in sources.into_iter().filter(|source| !source.starts_with("target/")) {
         let there = match source.strip_suffix("/*.md") {
