@@ -4,6 +4,8 @@ pub mod check;
 pub mod client;
 pub mod dev;
 pub mod import;
+pub mod man;
+pub mod notify;
 pub mod policies;
 pub mod region;
 pub mod screen;
@@ -49,4 +51,7 @@ pub enum Command {
     Status(status::Args),
     /// Show the hottest buckets of all regions, live
     Top(top::Args),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(man::Args),
 }

@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Command::Import(args) => cli::import::run(&args),
         Command::Status(args) => cli::status::run(&args),
         Command::Top(args) => cli::top::run(&args),
+        Command::Man(args) => cli::man::run(&args),
     };
     match done {
         Ok(code) => code,

@@ -1,5 +1,6 @@
 //! `quorate dev`: a whole multi-region cluster on this machine, in one process.
 
+mod lines;
 mod redis;
 
 use super::serve;
@@ -9,14 +10,15 @@ use crate::config::{
 use crate::node::Node;
 use crate::quota::policy::{KeyMatch, Policy, RegionName, ValueMatch};
 use crate::telemetry;
-use crate::wan::Link;
 use anyhow::{Context as _, bail};
+use lines::Lines;
 use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
@@ -26,6 +28,8 @@ const NAMES: [&str; 9] =
     ["us-east", "eu-west", "ap-south", "us-west", "eu-north", "ap-east", "sa-east", "af-south", "me-central"];
 /// Ports from one region to the next.
 const PORTS_A_REGION: u16 = 10;
+/// Of the first region's ports, the one where lines are cut and joined.
+const LINES_PORT: u16 = 9;
 /// The policies of the example, where no file is given.
 const EXAMPLE: &str = include_str!("../../config/policies.yaml");
 /// What it is called in messages.
@@ -52,7 +56,7 @@ pub struct Args {
     /// Round trip between any two regions
     #[arg(long, default_value = "80ms", value_parser = wan_rtt)]
     pub wan_rtt: Duration,
-    /// Region i (from 0) listens at this + 10 i: +0 HTTP, +1 gRPC, +2 peer, +3 admin
+    /// Region i (from 0) listens at this + 10 i: +0 HTTP, +1 gRPC, +2 peer, +3 admin. At this + 9 lines are cut
     #[arg(long, default_value_t = 8000)]
     pub base_port: u16,
     /// Where state goes [default: a temporary folder]
@@ -98,9 +102,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             cluster = start => cluster?,
             () = &mut stopped => bail!("interrupted while starting"),
         };
+        let at = addr(args, 0, LINES_PORT);
+        let listener = tokio::net::TcpListener::bind(at).await;
+        let listener = listener.with_context(|| format!("{at}: cannot listen there to cut and join lines"))?;
         say(&cluster.describe(args, &policies, began));
         tokio::select! {
             () = stopped => {}
+            failed = Arc::clone(&cluster.lines).serve(listener) => failed.context("cutting and joining lines")?,
             why = cluster.failed() => bail!("{why}"),
         }
         say("\nstopping");
@@ -129,7 +137,7 @@ struct Dev {
     nodes: Vec<Node>,
     configs: Vec<Config>,
     /// Dropped last: the lines, the servers and the folder that the nodes use.
-    _links: Vec<Link>,
+    lines: Arc<Lines>,
     _redis: Vec<redis::Server>,
     _temporary: Option<Temporary>,
 }
@@ -151,7 +159,7 @@ impl Dev {
                 (temporary.0.clone(), Some(temporary))
             }
         };
-        let mut links = Vec::new();
+        let mut lines = Lines::default();
         let mut servers = Vec::new();
         let mut configs = Vec::new();
         for me in 0..args.regions {
@@ -159,11 +167,8 @@ impl Dev {
             for other in 0..args.regions {
                 let mut at = addr(args, other, 2);
                 if other != me && !args.wan_rtt.is_zero() {
-                    let link = Link::start(at, args.wan_rtt / 2)
-                        .await
-                        .context("cannot lay a line between regions")?;
-                    at = link.addr();
-                    links.push(link);
+                    let line = lines.lay(name(me), name(other), at, args.wan_rtt / 2).await;
+                    at = line.context("cannot lay a line between regions")?;
                 }
                 let url = PeerUrl { tls: false, host: at.ip().to_string().into(), port: at.port() };
                 peers.push(Peer { name: name(other), url });
@@ -193,7 +198,7 @@ impl Dev {
             node.with_context(place)
         });
         let nodes = futures::future::try_join_all(nodes).await?;
-        Ok(Self { nodes, configs, _links: links, _redis: servers, _temporary: temporary })
+        Ok(Self { nodes, configs, lines: Arc::new(lines), _redis: servers, _temporary: temporary })
     }
 
     async fn ready(&self, began: Instant) -> anyhow::Result<()> {
@@ -272,11 +277,19 @@ impl Dev {
             out += &format!(
                 "\n{bold}Try:{plain}\n  {me} check --addr http://{http} --domain {} {values}\n  \
                  for i in $(seq 120); do {me} check --addr http://{last} --domain {} {values}; done | sort | uniq -c | sort -rn | head -3\n  \
-                 {me} top --admin http://{admin}\n\n{bold}Console:{plain} http://{admin}/console\n\nCtrl-C stops it.",
+                 {me} status --admin http://{admin}\n  \
+                 {me} top --admin http://{admin}\n\n{bold}Console:{plain} http://{admin}/console",
                 policy.domain, policy.domain
             );
         }
-        out
+        if self.configs.len() > 1 && !args.wan_rtt.is_zero() {
+            let at = addr(args, 0, LINES_PORT);
+            out += &format!("\n\n{bold}Cut a region off, and join it again:{plain}");
+            for what in ["cut", "join"] {
+                out += &format!("\n  curl -X POST http://{at}/{what}/{}", name(0));
+            }
+        }
+        out + "\n\nCtrl-C stops it."
     }
 }
 

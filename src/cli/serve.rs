@@ -1,5 +1,6 @@
 //! `quorate serve`: one region's daemon.
 
+use super::notify::Manager;
 use crate::config::{self, Config, ConfigError, LogFormat};
 use crate::node::Node;
 use crate::telemetry::{self, Telemetry};
@@ -36,15 +37,21 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let done = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        let mut manager = Manager::from_env().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot tell systemd how the daemon is");
+            Manager::default()
+        });
         let node = tokio::select! {
             node = Node::start(config, policies) => node?,
             // It may wait for long to be let into the cluster.
+            never = starting(&mut manager) => match never {},
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
             stopped = tokio::signal::ctrl_c() => {
                 return stopped.context("cannot listen for SIGINT").map(|()| ExitCode::SUCCESS);
             }
         };
-        until_stopped(&args.config, &node, &telemetry, &mut terminate, &mut hang_up).await?;
+        until_stopped(&args.config, &node, &telemetry, &mut manager, &mut terminate, &mut hang_up).await?;
+        manager.stopping();
         node.drain().await;
         anyhow::Ok(ExitCode::SUCCESS)
     });
@@ -85,10 +92,19 @@ fn refuse(error: &ConfigError) -> ExitCode {
     })
 }
 
+/// Says that the daemon lives for as long as it starts.
+async fn starting(manager: &mut Manager) -> std::convert::Infallible {
+    loop {
+        manager.due().await;
+        manager.look(vec!["it starts, or waits to be let into the cluster".into()]);
+    }
+}
+
 async fn until_stopped(
     file: &Path,
     node: &Node,
     telemetry: &Telemetry,
+    manager: &mut Manager,
     terminate: &mut Signal,
     hang_up: &mut Signal,
 ) -> anyhow::Result<()> {
@@ -97,13 +113,16 @@ async fn until_stopped(
             _ = terminate.recv() => return Ok(()),
             stopped = tokio::signal::ctrl_c() => return stopped.context("cannot listen for SIGINT"),
             why = node.failed() => anyhow::bail!("{why}"),
+            () = manager.due() => manager.look(node.not_ready()),
             _ = hang_up.recv() => {
+                manager.reloading();
                 let filter = reload_filter(file, telemetry).await;
                 let tls = node.reload().map_err(|error| error.to_string());
                 match filter.and(tls) {
                     Ok(()) => tracing::info!("re-read what can change live"),
                     Err(why) => tracing::warn!(why, "SIGHUP: kept what could not be re-read as it was"),
                 }
+                manager.reloaded();
             }
         }
     }

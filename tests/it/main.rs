@@ -6,6 +6,7 @@
 mod cluster;
 mod console;
 mod costs;
+mod deploy;
 mod dev;
 mod envoy;
 mod faults;

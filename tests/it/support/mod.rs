@@ -15,6 +15,7 @@ pub mod otlp;
 pub mod process;
 pub mod proxies;
 pub mod redis;
+pub mod tools;
 
 use std::fs::File;
 use std::future::Future;
