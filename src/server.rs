@@ -10,6 +10,7 @@ pub mod grpc;
 pub mod http;
 pub mod listen;
 pub mod problem;
+pub mod reading;
 pub mod state;
 
 pub use crate::limiter::Decide;

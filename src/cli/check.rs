@@ -4,6 +4,7 @@ use super::client;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Ask for one decision and print it. Exit code 0: allowed, 1: denied, 2: no answer.
@@ -21,6 +22,12 @@ pub struct Args {
     /// Where a region decides over HTTP
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", env = "QUORATE_ADDR")]
     pub addr: String,
+    /// A file with a caller's token, where the region wants one
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// A file with the authority (PEM) that the region's certificate comes from, if not one of the system's
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
     /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
@@ -56,7 +63,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let body =
         json!({ "domain": args.domain, "attributes": attributes(&args.attributes)?, "cost": args.cost });
     let base = client::base("--addr", &args.addr)?;
-    let text = client::runtime()?.block_on(ask(&base, &body))?;
+    let request = client::trusting(args.ca.as_deref())?.post(format!("{base}/v1/check"));
+    let request = client::with_token(request, args.token_file.as_deref())?;
+    let text = client::runtime()?.block_on(ask(&base, request, &body))?;
     let answer: Answer =
         serde_json::from_str(&text).with_context(|| format!("{base} answered what is no decision"))?;
     if args.json {
@@ -81,14 +90,9 @@ fn attributes(pairs: &[String]) -> anyhow::Result<Map<String, Value>> {
 }
 
 /// The body of a decision (200, 429 or 503).
-async fn ask(base: &str, body: &Value) -> anyhow::Result<String> {
-    let sent = client::http()?
-        .post(format!("{base}/v1/check"))
-        .header("content-type", "application/json")
-        .body(body.to_string())
-        .send()
-        .await;
-    let answer = match sent {
+async fn ask(base: &str, request: reqwest::RequestBuilder, body: &Value) -> anyhow::Result<String> {
+    let request = request.header("content-type", "application/json").body(body.to_string());
+    let answer = match request.send().await {
         Ok(answer) => answer,
         Err(error) => bail!("no answer from {base}: {}; is a region listening there?", client::why(&error)),
     };

@@ -1,7 +1,7 @@
 //! What commands need to talk to a running daemon.
 
 use anyhow::{Context as _, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Long enough for any decision; a daemon that takes longer is not answering.
@@ -12,7 +12,23 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// If TLS cannot be set up.
 pub fn http() -> anyhow::Result<reqwest::Client> {
-    reqwest::Client::builder()
+    trusting(None)
+}
+
+/// The same, that trusts the authority in this file and no other.
+///
+/// # Errors
+/// If the file cannot be used, or TLS cannot be set up.
+pub fn trusting(ca: Option<&Path>) -> anyhow::Result<reqwest::Client> {
+    let mut builder = reqwest::Client::builder();
+    if let Some(file) = ca {
+        let pem = std::fs::read(file).with_context(|| format!("{}: cannot be read", file.display()))?;
+        let certificates = reqwest::Certificate::from_pem_bundle(&pem);
+        let certificates =
+            certificates.with_context(|| format!("{}: not a PEM file of certificates", file.display()))?;
+        builder = builder.tls_certs_only(certificates);
+    }
+    builder
         .timeout(TIMEOUT)
         .no_proxy()
         .user_agent(concat!("quorate/", env!("CARGO_PKG_VERSION")))
@@ -59,11 +75,22 @@ impl Admin {
     /// # Errors
     /// If it cannot be read.
     pub fn authorize(&self, request: reqwest::RequestBuilder) -> anyhow::Result<reqwest::RequestBuilder> {
-        let Some(file) = &self.token_file else { return Ok(request) };
-        let token = std::fs::read_to_string(file);
-        let token = token.with_context(|| format!("{}: cannot be read", file.display()))?;
-        Ok(request.bearer_auth(token.trim()))
+        with_token(request, self.token_file.as_deref())
     }
+}
+
+/// The request with the token in this file, if one is named.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn with_token(
+    request: reqwest::RequestBuilder,
+    file: Option<&Path>,
+) -> anyhow::Result<reqwest::RequestBuilder> {
+    let Some(file) = file else { return Ok(request) };
+    let token = std::fs::read_to_string(file);
+    let token = token.with_context(|| format!("{}: cannot be read", file.display()))?;
+    Ok(request.bearer_auth(token.trim()))
 }
 
 /// The base of a URL given as a flag: `http://` may be left out, a trailing slash is dropped.

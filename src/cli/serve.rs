@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Run one region's daemon until SIGTERM or SIGINT, then drain. SIGHUP re-reads the log filter and TLS files.
+/// Run one region's daemon until SIGTERM or SIGINT, then drain. SIGHUP re-reads the log filter, certificates and tokens.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The region's configuration

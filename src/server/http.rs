@@ -6,6 +6,7 @@ mod forward_auth;
 
 use super::callers::Connected;
 use super::problem::Problem;
+use super::reading::Share;
 use super::{BODY_MAX, Decide};
 use crate::config::ForwardAuth;
 use crate::limiter::newcomers::Caller;
@@ -39,6 +40,8 @@ use tracing::{Instrument as _, Span};
 /// A body that is too large is read to its end, up to this many bytes, and thrown away: a connection that is closed on
 /// a caller who still sends takes the answer with it.
 const DISCARD_MAX: usize = 16 * BODY_MAX;
+/// Memory for a body before anything of it is here.
+const FIRST_PIECE: usize = 4 * 1024;
 
 /// Serves the connections of the HTTP listener.
 #[derive(Clone, Debug)]
@@ -212,8 +215,9 @@ impl<D: Decide> Inner<D> {
             return Err(too_large());
         }
         let all = async {
-            let mut all = Vec::with_capacity(announced.min(BODY_MAX));
+            let mut all = Vec::with_capacity(announced.min(FIRST_PIECE));
             let mut length = 0_usize;
+            let mut share = Share::none();
             while let Some(frame) = body.frame().await {
                 let broken = |_| Problem::new(StatusCode::BAD_REQUEST, "the body broke off");
                 let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
@@ -222,6 +226,12 @@ impl<D: Decide> Inner<D> {
                     break;
                 }
                 if length <= BODY_MAX {
+                    if !body.is_end_stream() && !share.grow(data.len()) {
+                        return Err(Problem::new(
+                            StatusCode::SERVICE_UNAVAILABLE,
+                            "too many bodies arrive in pieces; try again",
+                        ));
+                    }
                     all.extend_from_slice(&data);
                 }
             }

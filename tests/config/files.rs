@@ -55,12 +55,18 @@ fn the_example_region_file_names_every_key_and_its_comments_load() {
     std::fs::write(folder.path().join("token"), "0123456789abcdef\n").unwrap();
     let all: String = text
         .lines()
-        .filter(|l| !l.contains("url_file:") && !l.contains("admin_token: …"))
+        .filter(|l| !l.contains("url_file:") && !l.ends_with(": …"))
         .map(|line| {
             let indent = line.len() - line.trim_start().len();
             let (spaces, rest) = line.split_at(indent);
             let keys = [
                 "admin_token_file:",
+                "caller_tls:",
+                "  cert:",
+                "  key:",
+                "  client_ca:",
+                "caller_tokens_file:",
+                "redact_key_file:",
                 "forward_auth:",
                 "  domain:",
                 "  trusted_proxies:",
@@ -78,9 +84,17 @@ fn the_example_region_file_names_every_key_and_its_comments_load() {
             }
         })
         .collect();
+    std::fs::write(folder.path().join("tokens"), "checkout 0123456789abcdef\n").unwrap();
     let all = all.replace("/run/secrets/quorate-admin-token", "token");
+    let all = all.replace("/run/secrets/quorate-redact-key", "token");
+    let all = all.replace("/run/secrets/quorate-caller-tokens", "tokens");
     let config = region::parse(&folder.path().join("region.yaml"), &all, &[]).unwrap();
     assert_eq!(config.admin_token.as_ref().unwrap().expose(), "0123456789abcdef");
+    assert_eq!(config.admin_token_file, Some(folder.path().join("token")));
+    assert_eq!(config.redact_key, config.admin_token);
+    assert_eq!(config.caller_tokens_file, Some(folder.path().join("tokens")));
+    let ca = config.caller_tls.unwrap().client_ca;
+    assert_eq!(ca, Some(folder.path().join("tls/callers-ca.crt")));
     let auth = config.forward_auth.unwrap();
     let header = AttributeSource::Header(http::HeaderName::from_static("x-tenant"));
     let expected = [("ip", AttributeSource::ClientIp), ("path", AttributeSource::Path), ("tenant", header)];

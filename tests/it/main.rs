@@ -16,6 +16,7 @@ mod members;
 mod metrics;
 mod region;
 mod safety;
+mod supply;
 mod support;
 mod tidy;
 mod traces;

@@ -4,8 +4,11 @@ use crate::support::daemon::{Daemon, Settings};
 use crate::support::redis::Redis;
 use crate::support::{eventually, hold};
 use futures::StreamExt as _;
+use quorate::quota::matching::bucket_id;
+use quorate::quota::redaction::Redaction;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -80,10 +83,10 @@ async fn redis_memory(redis: &Redis) -> u64 {
     used.expect("used_memory").parse().expect("a number")
 }
 
-/// Random values by the thousand. `QUORATE_FLOOD=1000000` makes it a million in a minute with the default limits.
+/// Random values by the thousand. `FLOOD_VALUES=1000000` makes it a million in a minute with the default limits.
 #[tokio::test]
 async fn a_flood_of_new_values_fills_nothing() {
-    let full: Option<usize> = std::env::var("QUORATE_FLOOD").ok().map(|n| n.parse().expect("a number"));
+    let full: Option<usize> = std::env::var("FLOOD_VALUES").ok().map(|n| n.parse().expect("a number"));
     let (values, each) = full.map_or((12_000, 8), |values| (values, 32));
     let (a_second, limits) = match full {
         Some(_) => (10_000, ""),
@@ -115,13 +118,18 @@ async fn a_flood_of_new_values_fills_nothing() {
         });
         requests.buffer_unordered(32).collect::<Vec<_>>().await
     };
+    let store_too_slow = Cell::new(0);
+    let served = |what: String, (status, reason): (u16, String)| {
+        // On a machine that does much else Redis may be too late: that is said, and is not a denial.
+        let late = (status, reason.as_str()) == (503, "store_unavailable");
+        store_too_slow.set(store_too_slow.get() + u32::from(late));
+        assert!(late || (status, reason.as_str()) == (200, "ok"), "{what}: {status} {reason}");
+    };
     let meanwhile = async {
         for n in 0_u64.. {
-            let (status, reason) = honest.check("api", "tenant", "old").await;
-            assert_eq!((status, reason.as_str()), (200, "ok"), "a bucket that exists does not notice");
+            served("a bucket that exists".into(), honest.check("api", "tenant", "old").await);
             // Ten new ones a second are far below this caller's part.
-            let (status, reason) = honest.check("api", "tenant", &format!("new-{n}")).await;
-            assert_eq!((status, reason.as_str()), (200, "ok"), "new-{n}, after {:?}", began.elapsed());
+            served(format!("new-{n}"), honest.check("api", "tenant", &format!("new-{n}")).await);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
@@ -145,7 +153,16 @@ async fn a_flood_of_new_values_fills_nothing() {
         times[times.len() * 99 / 100],
         times[times.len() - 1],
     );
-    assert!(answers.iter().all(|(status, refused, _)| *status == 200 || (*status == 429 && *refused)));
+    let late = answers.iter().filter(|(status, _, _)| *status == 503).count();
+    println!(
+        "the store was too slow for {late} requests of the flood and {} of the others",
+        store_too_slow.get()
+    );
+    assert!(
+        answers
+            .iter()
+            .all(|(status, refused, _)| matches!(status, 200 | 503) || (*status == 429 && *refused))
+    );
     let permitted = a_second * 10 + a_second * took.as_secs() + a_second;
     assert!(stored <= permitted + 10, "{stored} keys, and {permitted} permits");
     if (values as u64) > permitted {
@@ -190,6 +207,25 @@ async fn a_full_store_takes_no_more_buckets_and_keeps_those_that_it_has() {
     let left = body.pointer("/limits/0/remaining").and_then(Value::as_u64);
     let (_, again) = caller.ask(json!({"domain": "split", "attributes": {"ip": "old-0"}, "cost": 0})).await;
     assert_eq!(again.pointer("/limits/0/remaining").and_then(Value::as_u64), left);
+}
+
+#[tokio::test]
+async fn buckets_of_redacted_values_are_named_with_the_key() {
+    const KEY: &str = "a-key-that-nobody-knows";
+    let (redis, daemon) = guarded(&format!("redact: [tenant]\nredact_key: {KEY}\n")).await;
+    let caller = Caller::new(&daemon, "honests-own-secret-token");
+    assert_eq!(caller.check("api", "tenant", "sk-7").await.0, 200);
+    assert_eq!(caller.check("split", "ip", "10.0.0.7").await.0, 200);
+    let redaction = Redaction::new(["tenant".into()].into(), KEY);
+    let (named, guessed) = (
+        redaction.bucket_id("tenants", [("tenant", "sk-7")]).to_string(),
+        bucket_id("tenants", [("tenant", "sk-7")]).to_string(),
+    );
+    let plain = bucket_id("split", [("ip", "10.0.0.7")]).to_string();
+    let keys = redis.keys().await.join(" ");
+    assert!(keys.contains(&named) && keys.contains(&plain) && !keys.contains(&guessed), "{keys}");
+    let shown = daemon.admin().get("/v1/buckets/tenants?tenant=sk-7").await.expect("an answer").text;
+    assert!(shown.contains(&named) && !shown.contains("sk-7"), "{shown}");
 }
 
 #[tokio::test]

@@ -34,6 +34,7 @@ async fn suite(store: &AnyStore) {
     a_record_that_is_late_has_no_effect(store).await;
     unseen_is_as_it_is_said(store).await;
     limits_are_kept(store).await;
+    what_it_holds_is_known(store).await;
 }
 
 async fn empty_until_it_is_said_that_nothing_was_spent(store: &AnyStore, session: Session) {
@@ -47,6 +48,19 @@ async fn empty_until_it_is_said_that_nothing_was_spent(store: &AnyStore, session
     assert!(store.generation().full);
     assert_eq!(spend(store, b, 1).await, Ok((true, 9)));
     assert!(store.now() >= store.generation().start);
+}
+
+async fn what_it_holds_is_known(store: &AnyStore) {
+    let (held, refused, never) = (bucket(90, 1, 10), bucket(91, 1, 10), bucket(92, 1, 10));
+    let (before, known) = store.known(vec![held.id, never.id]).await.unwrap();
+    assert_eq!(known, [false, false]);
+    assert_eq!(spend(store, held, 5).await, Ok((true, 5)));
+    assert_eq!(spend(store, refused, 11).await, Ok((false, 10)));
+    assert_eq!(spend(store, never, 0).await, Ok((true, 10)), "asking stores nothing");
+    let (after, known) = store.known(vec![never.id, held.id, refused.id, held.id]).await.unwrap();
+    assert_eq!(known, [false, true, false, true]);
+    assert_eq!(after, before + 1);
+    assert_eq!(store.known(vec![]).await.unwrap(), (after, vec![]));
 }
 
 async fn takes_all_or_nothing(store: &AnyStore) {

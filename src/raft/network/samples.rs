@@ -1,7 +1,7 @@
 //! Every message between regions as version 1 of the wire has it, frozen in `tests/formats/peer-1`: what an older daemon sends is
 //! read for ever, and what this one sends is what an older one reads. So a cluster works while half of it is upgraded.
 //!
-//! A new message, or a new variant of an old one, gets a sample of its own: `QUORATE_WRITE_SAMPLES=1 cargo test` writes those that are
+//! A new message, or a new variant of an old one, gets a sample of its own: `WRITE_SAMPLES=1 cargo test` writes those that are
 //! not there. A sample that is there never changes.
 
 use super::wire::{
@@ -241,7 +241,7 @@ impl Samples {
     fn check<T: Serialize + DeserializeOwned + Debug>(&self, name: &str, value: &T) {
         let file = self.folder.join(format!("{name}.bin"));
         let now = wire::encode(value).unwrap();
-        if !file.exists() && std::env::var_os("QUORATE_WRITE_SAMPLES").is_some() {
+        if !file.exists() && std::env::var_os("WRITE_SAMPLES").is_some() {
             std::fs::create_dir_all(&self.folder).unwrap();
             std::fs::write(&file, &now).unwrap();
         }

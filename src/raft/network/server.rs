@@ -169,9 +169,9 @@ async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin, sho
 /// Nothing is done for a caller that is not a peer of this cluster, or not the one that it was.
 async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
     let peers = &node.client.peers;
-    let mut response = match look_at(peers, &request) {
-        Ok(()) => next.run(request).await,
-        Err(refused) => refused,
+    let mut response = match refusal_of(peers, &request) {
+        None => next.run(request).await,
+        Some(refused) => refused,
     };
     let headers = response.headers_mut();
     headers.insert(header::INSTANCE, peers.me.instance.into());
@@ -185,8 +185,8 @@ async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> R
     response
 }
 
-/// Is the caller who it says, and may it call?
-fn look_at<B>(peers: &Peers, request: &http::Request<B>) -> Result<(), Response> {
+/// What is answered to a caller that is not who it says, or may not call now; `None`: it may.
+fn refusal_of<B>(peers: &Peers, request: &http::Request<B>) -> Option<Response> {
     let headers = request.headers();
     let from = text(headers, header::REGION);
     let anyone = request.uri().path() == path::WHO;
@@ -202,15 +202,15 @@ fn look_at<B>(peers: &Peers, request: &http::Request<B>) -> Result<(), Response>
         if peers.may_log_refusal(refusal.name()) {
             log_refusal(headers, refusal, why.as_deref());
         }
-        return Err((StatusCode::CONFLICT, [(header::REFUSED, refusal.name())]).into_response());
+        return Some((StatusCode::CONFLICT, [(header::REFUSED, refusal.name())]).into_response());
     }
     if !peers.count_call(from) {
         if peers.may_log_refusal("rate") {
             tracing::warn!(region = from, "a peer calls too often; some of its calls are refused");
         }
-        return Err(Fault::Busy.into_response());
+        return Some(Fault::Busy.into_response());
     }
-    Ok(())
+    None
 }
 
 fn text<'h>(headers: &'h HeaderMap, name: &str) -> &'h str {

@@ -4,6 +4,7 @@
 //! buffers cost a sixth of the CPU time of a call: 11.8 µs with them, 10.0 µs without, measured with `benches/floor.rs`
 //! (two cores, 8 connections with 16 calls in flight each).
 
+use super::super::reading::Share;
 use bytes::{Buf as _, Bytes};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
@@ -41,9 +42,13 @@ pub async fn receive<M: Message + Default>(
     }
     let mut body = request.into_body();
     let mut all = Bytes::new();
+    let mut share = Share::none();
     while let Some(frame) = body.frame().await {
         let broken = |_| refuse(Status::cancelled("the message broke off"));
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        if !body.is_end_stream() && !complete(&all, &data) && !share.grow(data.len()) {
+            return Err(refuse(Status::resource_exhausted("too many messages arrive in pieces; try again")));
+        }
         // Nearly always the whole message comes in one piece.
         all = if all.is_empty() { data } else { [all, data].concat().into() };
         if all.len() > max.saturating_add(PREFIX) {
@@ -51,6 +56,13 @@ pub async fn receive<M: Message + Default>(
         }
     }
     decode(all, max).map_err(refuse)
+}
+
+/// Is this piece a whole message? (The end of the stream may come behind it, in a frame of its own.)
+fn complete(before: &Bytes, piece: &Bytes) -> bool {
+    let length = piece.get(1..PREFIX).and_then(|length| length.try_into().ok()).map(u32::from_be_bytes);
+    let length = length.and_then(|length| usize::try_from(length).ok());
+    before.is_empty() && length.is_some_and(|length| length.saturating_add(PREFIX) == piece.len())
 }
 
 /// The answer to a call.
