@@ -14,8 +14,12 @@ use crate::server::state::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Buckets that are shown.
+/// Buckets that are shown ...
 const HOTTEST_SHOWN: usize = 24;
+/// ... with so many of each policy besides ...
+const HOTTEST_OF_POLICY: usize = 3;
+/// ... but no more than these.
+const HOTTEST_MAX: usize = 64;
 /// Buckets of one policy whose books are added up.
 const BOOKS_MAX: usize = 32;
 
@@ -39,7 +43,15 @@ impl Inner {
             seen.pool.policies().map(|view| (&*view.policy.name, view)).collect();
         hottest.retain(|hot| policies.contains_key(hot.policy.as_str()));
         state.traffic = traffic(&reports, &hottest, &policies, seen);
-        hottest.truncate(HOTTEST_SHOWN);
+        let mut of_policy: HashMap<String, usize> = HashMap::new();
+        let mut shown = 0_usize;
+        hottest.retain(|hot| {
+            let of_policy = of_policy.entry(hot.policy.clone()).or_default();
+            *of_policy = of_policy.saturating_add(1);
+            shown = shown.saturating_add(1);
+            shown <= HOTTEST_SHOWN || *of_policy <= HOTTEST_OF_POLICY
+        });
+        hottest.truncate(HOTTEST_MAX);
         for hot in &mut hottest {
             let (Some(view), Some(bucket)) = (policies.get(hot.policy.as_str()), bucket_in_hex(&hot.bucket))
             else {
