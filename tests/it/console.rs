@@ -190,7 +190,7 @@ async fn it_looks_buckets_up_and_changes_things_with_the_token_only() {
     browser.resize(1280, 800).await;
     browser.open(&format!("{}#/buckets", fixture.console(0))).await;
     browser.shows("h1", "Buckets", SOON).await;
-    browser.type_into("input[name='key tenant']", "42", false).await;
+    browser.type_into("input[name='key 0']", "42", false).await;
     browser.press("\u{e007}").await; // Enter
     browser.shows("#bucket", "tenant=42", SOON).await;
     for region in REGIONS {
