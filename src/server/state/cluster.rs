@@ -99,11 +99,11 @@ pub struct HotBucket {
     pub bucket: String,
     /// What it is for, as text: `tenant=42` (long values cut, values of redacted keys as hashes).
     pub what: String,
-    /// Let through in all regions, in thousandths of a token a second.
+    /// Let through in all regions that were heard lately, in thousandths of a token a second.
     pub admitted: u64,
-    /// Refused in all regions, in thousandths of a token a second.
+    /// Refused in them, in thousandths of a token a second.
     pub denied: u64,
-    /// By region.
+    /// By region, as it said last.
     pub regions: BTreeMap<String, HotRegion>,
     /// The pool's books; `None`: there is no pool.
     pub books: Option<BooksState>,
