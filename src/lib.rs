@@ -29,6 +29,10 @@
 //! [`quota::borrower`]; the store *stops using* what is given up; one proposal carries all asks of a round; every
 //! replica applies it to its [`quota::pool`]; the region reads its own record there and installs it in its bucket.
 //!
+//! **What people see** ([`limiter::meter`] → [`node`] → [`server::admin`]): each region counts what passes, by policy and by its busiest
+//! buckets, and asks the others once a second what they counted. [`server::state`] is what comes of it, for the console
+//! (`server/console/`, plain files in the binary), `quorate top` and scripts. Nothing that is decided goes by it.
+//!
 //! # Rooms, and who may use whom
 //!
 //! | room | does | may use |

@@ -13,7 +13,7 @@ pub mod table;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
-use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, TokenBucket};
+use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, TokenBucket, ValueMatch};
 use crate::quota::redaction::Redaction;
 use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
@@ -25,7 +25,7 @@ use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
 use hot::{Asked, Hot, Sketch};
-use meter::{Answered, Meter};
+use meter::{Answered, Chosen, Meter};
 use newcomers::{Caller, NewBuckets, Newcomers};
 use std::future::Future;
 use std::sync::Arc;
@@ -473,13 +473,18 @@ impl Held<'_> {
     }
 
     /// The keys and values that chose the bucket.
-    fn entries<'r>(&'r self, request: &Request<'r>) -> impl Iterator<Item = (&'r str, &'r str)> {
+    fn entries<'r>(&'r self, request: &Request<'r>) -> impl Iterator<Item = Chosen<'r>> {
         let all = match request.subject {
             Subject::Attributes(attributes) => attributes,
             Subject::Descriptors(all) => all.get(self.charge.descriptor).map_or(&[][..], |d| d.entries),
         };
-        let value = |key: &str| all.iter().copied().find(|(k, _)| *k == key);
-        self.policy.policy.matches.iter().filter_map(move |m| value(&m.key))
+        let value = |key: &str| all.iter().find(|(k, _)| *k == key).map(|(_, value)| *value);
+        self.policy.policy.matches.iter().filter_map(move |m| {
+            Some(match &m.value {
+                ValueMatch::Shared(prefix) => Chosen { key: &m.key, value: prefix, shared: true },
+                _ => Chosen { key: &m.key, value: value(&m.key)?, shared: false },
+            })
+        })
     }
 
     fn enforced(&self) -> bool {

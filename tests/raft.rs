@@ -390,6 +390,31 @@ async fn a_region_that_was_cut_off_does_not_disturb() {
     }
     assert_eq!(cluster.leader().await, leader);
 }
+/// Questions that are no business of Raft's: to whom they are, from peers only, bounded, and none without an answerer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_region_asks_another_what_it_has_to_say() {
+    let cluster = Cluster::started(RTT / 10, RTT).await;
+    let ask = async |from: usize, to: &'static str, body: Vec<u8>| {
+        let Node { runtime, raft } = cluster.nodes[from].as_ref().unwrap();
+        let raft = raft.clone();
+        runtime.spawn(async move { raft.question(to, body).await }).await.unwrap()
+    };
+    assert_eq!(ask(0, NAMES[1], b"early".to_vec()).await, None, "nobody answers there yet");
+    for (i, name) in NAMES.iter().enumerate() {
+        cluster.raft(i).answer_with(Box::new(move |body| {
+            Box::pin(async move { (body != b"?").then(|| [name.as_bytes(), b": ", &body].concat()) })
+        }));
+    }
+    assert_eq!(ask(0, NAMES[1], b"you".to_vec()).await, Some(b"eu-west: you".to_vec()));
+    assert_eq!(ask(1, NAMES[2], b"you".to_vec()).await, Some(b"us-east: you".to_vec()));
+    assert_eq!(ask(0, NAMES[1], b"?".to_vec()).await, None, "it has no answer");
+    assert_eq!(ask(0, "nowhere", b"you".to_vec()).await, None);
+    assert_eq!(ask(0, NAMES[1], vec![7; 100_000]).await, None, "too large a question");
+    cluster.isolate(1);
+    assert_eq!(ask(0, NAMES[1], b"you".to_vec()).await, None, "it is cut off");
+    assert_eq!(ask(0, NAMES[2], b"you".to_vec()).await, Some(b"us-east: you".to_vec()));
+    cluster.heal();
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proposal_in_flight_at_a_cut_is_unknown() {

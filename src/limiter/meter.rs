@@ -46,6 +46,17 @@ pub struct Answered {
     pub remaining: u64,
 }
 
+/// One of the keys that chose a bucket, and its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Chosen<'e> {
+    /// The key.
+    pub key: &'e str,
+    /// The value, or what all values of the bucket begin with ...
+    pub value: &'e str,
+    /// ... if they share it.
+    pub shared: bool,
+}
+
 #[derive(Debug, Default)]
 struct Shard {
     policies: HashMap<u32, Counts>,
@@ -127,7 +138,7 @@ impl Meter {
 
     /// Counts an answer. `entries` are the keys and values that chose the bucket; they are looked at when it is followed from
     /// now on.
-    pub fn count<'e>(&self, answered: &Answered, entries: impl Iterator<Item = (&'e str, &'e str)>) {
+    pub fn count<'e>(&self, answered: &Answered, entries: impl Iterator<Item = Chosen<'e>>) {
         let Answered { policy, bucket, cost, fits, admitted, remaining } = *answered;
         if !cost.is_positive() {
             return;
@@ -166,15 +177,20 @@ impl Meter {
     }
 
     /// `key=value, key=value`; long values are cut, redacted ones hashed.
-    fn describe<'e>(&self, entries: impl Iterator<Item = (&'e str, &'e str)>) -> Box<str> {
+    fn describe<'e>(&self, entries: impl Iterator<Item = Chosen<'e>>) -> Box<str> {
         let mut what = String::new();
-        for (key, value) in entries {
+        for Chosen { key, value, shared } in entries {
             if !what.is_empty() {
                 what.push_str(", ");
             }
             what.push_str(cut(key, VALUE_BYTES_MAX));
             what.push('=');
-            push_cut(&mut what, &self.redaction.shown(key, value), VALUE_BYTES_MAX);
+            if shared {
+                push_cut(&mut what, value, VALUE_BYTES_MAX);
+                what.push('*');
+            } else {
+                push_cut(&mut what, &self.redaction.shown(key, value), VALUE_BYTES_MAX);
+            }
             if what.len() > WHAT_BYTES_MAX {
                 let whole = what;
                 what = cut(&whole, WHAT_BYTES_MAX).to_owned();
@@ -293,11 +309,15 @@ mod tests {
         BucketId(id)
     }
 
+    fn chosen<'e>(entries: &'e [(&'e str, &'e str)]) -> impl Iterator<Item = Chosen<'e>> {
+        entries.iter().map(|(key, value)| Chosen { key, value, shared: false })
+    }
+
     fn ask(meter: &Meter, n: u32, cost: i64, fits: bool, admitted: bool) {
         let answered =
             Answered { policy: 1, bucket: id(n), cost: Tokens::whole(cost), fits, admitted, remaining: 7 };
         let value = n.to_string();
-        meter.count(&answered, [("tenant", value.as_str())].into_iter());
+        meter.count(&answered, chosen(&[("tenant", &value)]));
     }
 
     #[test]
@@ -354,13 +374,15 @@ mod tests {
     fn descriptions_are_bounded_and_redacted() {
         let meter = Meter::new(Redaction::new(["api_key".into()].into(), "secret"));
         let long = "é".repeat(500);
-        let what = meter.describe([("api_key", "s3cret"), ("tenant", &long)].into_iter());
+        let what = meter.describe(chosen(&[("api_key", "s3cret"), ("tenant", &long)]));
         assert!(what.starts_with("api_key=#") && !what.contains("s3cret"), "{what}");
         assert!(what.len() <= WHAT_BYTES_MAX + '…'.len_utf8() && what.ends_with('…'), "{what}");
-        let again = meter.describe([("api_key", "s3cret")].into_iter());
+        let again = meter.describe(chosen(&[("api_key", "s3cret")]));
         assert!(what.starts_with(&*again), "the same value has the same hash");
         let many: Vec<(&str, &str)> = (0..32).map(|_| ("key", "value")).collect();
-        assert!(meter.describe(many.into_iter()).len() <= WHAT_BYTES_MAX + '…'.len_utf8());
+        assert!(meter.describe(chosen(&many)).len() <= WHAT_BYTES_MAX + '…'.len_utf8());
+        let shared = Chosen { key: "path", value: "/api/", shared: true };
+        assert_eq!(&*meter.describe([shared].into_iter()), "path=/api/*");
     }
 
     #[test]

@@ -20,9 +20,18 @@ pub type Sample<'s> = BTreeMap<&'s str, BTreeMap<&'s str, Option<RateState>>>;
 /// What passed, step by step.
 #[derive(Debug, Default)]
 pub struct History {
-    policies: BTreeMap<String, BTreeMap<String, Series>>,
+    policies: BTreeMap<String, Kept>,
     samples: u32,
     end_ms: u64,
+}
+
+/// One policy.
+#[derive(Debug, Default)]
+struct Kept {
+    /// By region.
+    series: BTreeMap<String, Series>,
+    /// Everything in all of them.
+    total: u64,
 }
 
 #[derive(Debug, Default)]
@@ -36,42 +45,46 @@ impl History {
     /// Adds a sample, which every policy with traffic and every region is in.
     pub fn add(&mut self, sample: &Sample<'_>, regions: &[&str], now_ms: u64) {
         for (policy, by_region) in sample {
-            let busy = by_region.values().flatten().any(|r| r.admitted > 0 || r.denied > 0);
-            if !busy || self.policies.contains_key(*policy) {
+            let rates = by_region.values().flatten().map(|r| r.admitted.saturating_add(r.denied));
+            let busy = rates.fold(0, u64::saturating_add);
+            if busy == 0 || self.policies.contains_key(*policy) {
                 continue;
             }
             if self.policies.len() >= POLICIES_MAX {
-                let least = self.policies.iter().min_by_key(|(_, series)| total(series));
-                let Some(least) = least.map(|(name, _)| name.clone()) else { continue };
+                // One that was hardly busy in all this time makes room for it.
+                let least = self.policies.iter().min_by_key(|(_, kept)| kept.total);
+                let least = least.filter(|(_, kept)| kept.total < busy).map(|(name, _)| name.clone());
+                let Some(least) = least else { continue };
                 self.policies.remove(&least);
             }
-            self.policies.insert((*policy).to_owned(), BTreeMap::new());
+            self.policies.insert((*policy).to_owned(), Kept { total: busy, ..Kept::default() });
         }
         self.samples = self.samples.saturating_add(1);
         let step_ends = self.samples >= STEP_SAMPLES;
-        for (policy, series) in &mut self.policies {
+        for (policy, kept) in &mut self.policies {
             let by_region = sample.get(policy.as_str());
             for region in regions {
                 let rate = by_region.and_then(|r| r.get(region)).copied().flatten();
-                series.entry((*region).to_owned()).or_default().add(rate);
+                kept.series.entry((*region).to_owned()).or_default().add(rate);
             }
             if step_ends {
-                series.values_mut().for_each(Series::end_step);
-                series.retain(|_, series| series.steps.iter().any(Option::is_some));
+                kept.series.values_mut().for_each(Series::end_step);
+                kept.series.retain(|_, series| series.steps.iter().any(Option::is_some));
+                kept.total = kept.series.values().map(Series::total).fold(0, u64::saturating_add);
             }
         }
         if step_ends {
             (self.samples, self.end_ms) = (0, now_ms);
-            self.policies.retain(|_, series| total(series) > 0);
+            self.policies.retain(|_, kept| kept.total > 0);
         }
     }
 
     /// The busiest.
     pub fn state(&self) -> HistoriesState {
         let mut busiest: Vec<_> = self.policies.iter().collect();
-        busiest.sort_by_key(|(_, series)| std::cmp::Reverse(total(series)));
-        let policies = busiest.into_iter().take(POLICIES_SHOWN).map(|(policy, series)| {
-            let regions = series.iter().map(|(region, series)| {
+        busiest.sort_by_key(|(_, kept)| std::cmp::Reverse(kept.total));
+        let policies = busiest.into_iter().take(POLICIES_SHOWN).map(|(policy, kept)| {
+            let regions = kept.series.iter().map(|(region, series)| {
                 let (admitted, denied) =
                     series.steps.iter().map(|step| (step.map(|s| s.0), step.map(|s| s.1))).unzip();
                 (region.clone(), SeriesState { admitted, denied })
@@ -100,14 +113,11 @@ impl Series {
         }
         self.steps.push_back(step);
     }
-}
 
-/// Everything that passed or was refused, in all regions.
-fn total(series: &BTreeMap<String, Series>) -> u64 {
-    let steps = series.values().flat_map(|series| series.steps.iter().flatten());
-    let kept = steps.map(|(admitted, denied)| admitted.saturating_add(*denied)).fold(0, u64::saturating_add);
-    let running = series.values().map(|s| s.sum.0.saturating_add(s.sum.1)).fold(0, u64::saturating_add);
-    kept.saturating_add(running)
+    fn total(&self) -> u64 {
+        let steps = self.steps.iter().flatten();
+        steps.map(|(admitted, denied)| admitted.saturating_add(*denied)).fold(0, u64::saturating_add)
+    }
 }
 
 #[cfg(test)]
@@ -138,10 +148,14 @@ mod tests {
     #[test]
     fn it_is_bounded_in_time_and_in_policies() {
         let mut history = History::default();
+        // The busiest comes last, when there is no room any more.
         let names: Vec<String> = (0..200).map(|n| format!("p{n:03}")).collect();
         for _ in 0..STEPS_MAX * 4 {
-            let sample: Sample<'_> =
-                names.iter().zip(1_u64..).map(|(name, n)| (name.as_str(), [("a", rate(n))].into())).collect();
+            let sample: Sample<'_> = names
+                .iter()
+                .zip(1_u64..)
+                .map(|(name, n)| (name.as_str(), [("a", rate(n * n * n))].into()))
+                .collect();
             history.add(&sample, &["a"], 1);
         }
         assert_eq!(history.policies.len(), POLICIES_MAX);

@@ -93,7 +93,7 @@ fn draft(kind: &'static str, level: &'static str, region: Option<&str>, text: St
 
 fn differences(before: &Observed, now: &Observed) -> Vec<Draft> {
     let mut drafts = Vec::new();
-    if before.leader != now.leader || before.term != now.term {
+    if before.leader != now.leader || before.term != now.term && now.leader.is_some() {
         drafts.push(match &now.leader {
             Some(leader) => {
                 let text = format!("{leader} leads, in term {}", now.term);
@@ -144,11 +144,8 @@ fn differences_of(name: &str, was: &ObservedRegion, is: &ObservedRegion, drafts:
         add("region", "info", format!("{name} is {} now (was {})", said(&is.standing), said(&was.standing)));
     }
     if is.epoch > was.epoch {
-        add(
-            "epoch",
-            "info",
-            format!("{name} has joined, epoch {}: leases of older epochs are void", is.epoch),
-        );
+        let void = if is.epoch > 1 { ": what it was lent before counts as spent" } else { "" };
+        add("epoch", "info", format!("{name} has joined, epoch {}{void}", is.epoch));
     }
     match (was.reachable, is.reachable) {
         (true, false) if !is.me => add("peer", "warn", format!("{name} does not answer: cut off, or down")),
@@ -223,7 +220,12 @@ mod tests {
             told(|o| (o.policies, o.settled) = (2, false)),
         );
         let b = |change: fn(&mut ObservedRegion)| told(|o| change(o.regions.get_mut("b").unwrap()));
-        one("epoch", "info", "b has joined, epoch 2: leases of older epochs are void", b(|r| r.epoch = 2));
+        one(
+            "epoch",
+            "info",
+            "b has joined, epoch 2: what it was lent before counts as spent",
+            b(|r| r.epoch = 2),
+        );
         one("peer", "warn", "b does not answer: cut off, or down", b(|r| r.reachable = false));
         one("store", "warn", "b has lost its store: refused", b(|r| r.store = Some(Err("refused".into()))));
         one("ready", "warn", "b is not ready: x", b(|r| r.ready = Some(Err("x".into()))));

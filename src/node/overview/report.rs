@@ -215,7 +215,7 @@ pub(in crate::node) fn bucket_in_hex(hex: &str) -> Option<BucketId> {
 
 /// Asks what a bucket holds, without taking anything.
 fn ask_of(policy: &crate::limiter::active::ActivePolicy, bucket: BucketId) -> Option<TakeCharge> {
-    let limited = matches!(policy.policy.limit, Limit::TokenBucket(_));
+    let limited = policy.policy.limit != Limit::Unlimited;
     let (shape, unseen) = (policy.shape, policy.unseen);
     limited.then_some(TakeCharge { bucket, shape, unseen, cost: Tokens::ZERO, enforce: true })
 }

@@ -14,8 +14,12 @@ use crate::server::state::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Buckets that are shown.
+/// Buckets that are shown ...
 const HOTTEST_SHOWN: usize = 24;
+/// ... with so many of each policy besides ...
+const HOTTEST_OF_POLICY: usize = 3;
+/// ... but no more than these.
+const HOTTEST_MAX: usize = 64;
 /// Buckets of one policy whose books are added up.
 const BOOKS_MAX: usize = 32;
 
@@ -39,7 +43,15 @@ impl Inner {
             seen.pool.policies().map(|view| (&*view.policy.name, view)).collect();
         hottest.retain(|hot| policies.contains_key(hot.policy.as_str()));
         state.traffic = traffic(&reports, &hottest, &policies, seen);
-        hottest.truncate(HOTTEST_SHOWN);
+        let mut of_policy: HashMap<String, usize> = HashMap::new();
+        let mut shown = 0_usize;
+        hottest.retain(|hot| {
+            let of_policy = of_policy.entry(hot.policy.clone()).or_default();
+            *of_policy = of_policy.saturating_add(1);
+            shown = shown.saturating_add(1);
+            shown <= HOTTEST_SHOWN || *of_policy <= HOTTEST_OF_POLICY
+        });
+        hottest.truncate(HOTTEST_MAX);
         for hot in &mut hottest {
             let (Some(view), Some(bucket)) = (policies.get(hot.policy.as_str()), bucket_in_hex(&hot.bucket))
             else {
@@ -99,9 +111,14 @@ impl Inner {
     }
 
     /// What all regions said last, this one first.
-    fn reports<'s>(&'s self, overview: &'s Seen) -> Vec<(&'s str, &'s PeerReport)> {
-        let others = overview.heard.iter().map(|(region, (_, report))| (region.as_str(), report));
-        std::iter::once((&*self.config.region, &overview.mine)).chain(others).collect()
+    fn reports<'s>(&'s self, overview: &'s Seen) -> Vec<Said<'s>> {
+        let others = overview.heard.iter().map(|(region, (at, report))| Said {
+            region,
+            report,
+            fresh: at.elapsed() < OLD,
+        });
+        let mine = Said { region: &self.config.region, report: &overview.mine, fresh: true };
+        std::iter::once(mine).chain(others).collect()
     }
 
     /// What each region may always use of a policy's limit.
@@ -174,6 +191,14 @@ impl Inner {
     }
 }
 
+/// What a region said last.
+struct Said<'s> {
+    region: &'s str,
+    report: &'s PeerReport,
+    /// Not long ago.
+    fresh: bool,
+}
+
 /// As a policy file has it.
 pub(in crate::node) fn on_store_failure(failure: OnStoreFailure) -> &'static str {
     match failure {
@@ -196,9 +221,9 @@ fn standing(standing: Standing) -> &'static str {
 }
 
 /// The buckets of all regions, those with most demand in all of them together first.
-fn hottest(reports: &[(&str, &PeerReport)]) -> Vec<HotBucket> {
+fn hottest(reports: &[Said<'_>]) -> Vec<HotBucket> {
     let mut all: HashMap<&str, HotBucket> = HashMap::new();
-    for (region, report) in reports {
+    for Said { region, report, fresh } in reports {
         for peer in &report.buckets {
             let hot = all.entry(&peer.bucket).or_insert_with(|| HotBucket {
                 policy: peer.policy.clone(),
@@ -206,8 +231,10 @@ fn hottest(reports: &[(&str, &PeerReport)]) -> Vec<HotBucket> {
                 what: peer.what.clone(),
                 ..HotBucket::default()
             });
-            hot.admitted = hot.admitted.saturating_add(peer.admitted);
-            hot.denied = hot.denied.saturating_add(peer.denied);
+            if *fresh {
+                hot.admitted = hot.admitted.saturating_add(peer.admitted);
+                hot.denied = hot.denied.saturating_add(peer.denied);
+            }
             hot.regions.insert((*region).to_owned(), hot_region(peer));
         }
     }
@@ -230,13 +257,13 @@ fn hot_region(peer: &PeerHot) -> HotRegion {
 
 /// What passes, policy by policy, and the books of its buckets together.
 fn traffic(
-    reports: &[(&str, &PeerReport)],
+    reports: &[Said<'_>],
     hottest: &[HotBucket],
     policies: &HashMap<&str, PolicyView<'_>>,
     seen: &BucketsSeen<'_>,
 ) -> BTreeMap<String, TrafficState> {
     let mut traffic: BTreeMap<String, TrafficState> = BTreeMap::new();
-    for (region, report) in reports {
+    for Said { region, report, .. } in reports {
         for (policy, rate) in
             report.policies.iter().filter(|(policy, _)| policies.contains_key(policy.as_str()))
         {
@@ -246,7 +273,7 @@ fn traffic(
     }
     for (name, state) in &mut traffic {
         let Some(view) = policies.get(name.as_str()) else { continue };
-        let complete = reports.iter().all(|(_, report)| {
+        let complete = reports.iter().all(|Said { report, .. }| {
             !report.policies.contains_key(name) || report.complete.iter().any(|complete| complete == name)
         });
         let hot = hottest.iter().filter(|hot| hot.policy == *name);

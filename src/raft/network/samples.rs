@@ -6,7 +6,7 @@
 
 use super::wire::{
     self, Hello, HelloReply, MemberChange, MemberFault, MemberReply, Propose, ProposeFault, ProposeReply,
-    SnapshotHead, Who, WhoReply,
+    Question, QuestionReply, SnapshotHead, Who, WhoReply,
 };
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::policy::{
@@ -43,6 +43,9 @@ fn messages_are_what_they_were() {
     let members = vec![(3, "us-east".into(), "https://quorate.us-east.example:8082".to_owned())];
     let who = WhoReply { initialized: true, seat: Some(300), applied: 17, index: 9, members };
     samples.check("who-reply", &who);
+
+    samples.check("question", &Question { body: br#""report""#.to_vec() });
+    samples.check("question-reply", &QuestionReply { body: br#"{"region":{},"policies":{}}"#.to_vec() });
 
     let vote_request = |leadership_transfer| VoteRequest::<TypeConfig> {
         vote: candidate,

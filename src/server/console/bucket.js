@@ -50,19 +50,19 @@ function form(policy) {
         {
           name: "policy",
           onchange: (event) => {
-            chosen = event.target.value;
+            [chosen, values] = [event.target.value, {}];
             redraw();
           },
         },
         policies.map((p) => h("option", { value: p.name, key: p.name, selected: p.name === known?.name }, p.name)),
       ),
     ),
-    (known?.keys ?? []).map((key) =>
+    (known?.keys ?? []).map((key, i) =>
       h(
         "label",
-        { key: `${known.name} ${key}` },
+        { key: `${known.name} ${i} ${key}` },
         key,
-        h("input", { name: `key ${key}`, required: true, autocomplete: "off", spellcheck: "false", oninput: (event) => (values[key] = event.target.value) }),
+        h("input", { name: `key ${i}`, required: true, autocomplete: "off", spellcheck: "false", oninput: (event) => (values[i] = event.target.value) }),
       ),
     ),
     h("button", { type: "submit", class: "primary" }, "Look up"),
@@ -73,11 +73,12 @@ async function submit(event) {
   event.preventDefault();
   const name = event.target.elements.policy.value;
   const policy = model.state.policies.find((p) => p.name === name);
-  const query = new URLSearchParams((policy?.keys ?? []).map((key) => [key, values[key] ?? ""]));
+  const pairs = (policy?.keys ?? []).map((key, i) => [key, event.target.elements[`key ${i}`]?.value ?? ""]);
+  const query = new URLSearchParams(pairs);
   const answer = await api(`v1/buckets/${encodeURIComponent(name)}?${query}`).catch(() => undefined);
   if (answer?.ok) location.hash = bucketLink(name, answer.json.bucket);
   else shown = { ...shown, view: undefined, error: answer ? reason(answer) : "the daemon gives no answer" };
-  if (answer?.ok) remember(answer.json.bucket, (policy?.keys ?? []).map((key) => `${key}=${values[key] ?? ""}`).join(", "));
+  if (answer?.ok) remember(answer.json.bucket, pairs.map(([key, value]) => `${key}=${value}`).join(", "));
   redraw();
 }
 

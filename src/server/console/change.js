@@ -113,22 +113,23 @@ export function lead(region) {
 
 /** A bucket is full again, in every region. Resolves to `unknown` where the daemon is too old to do it. */
 export function reset(policy, keys, what, known) {
-  const field = (key) => h("label", {}, key, h("input", { name: `key ${key}`, required: true, autocomplete: "off", value: known[key] ?? valueIn(what, key) }));
+  const field = (key, i) => h("label", {}, key, h("input", { name: `key ${i}`, required: true, autocomplete: "off", value: known[i] ?? valueIn(what, key) }));
   return confirm(
     "Reset a bucket",
     ["Every region's part of this bucket of ", h("b", {}, policy), " becomes full again: its limit is handed out once more, on purpose. The reason goes into every region's log."],
     "Reset",
     async (elements, done) => {
-      const attributes = Object.fromEntries(keys.map((key) => [key, elements[`key ${key}`].value]));
-      const body = JSON.stringify({ attributes, reason: elements.reason.value });
+      const which = new URLSearchParams(keys.map((key, i) => [key, elements[`key ${i}`].value]));
+      const body = JSON.stringify({ reason: elements.reason.value });
       const headers = { "content-type": "application/json" };
-      const answer = await api(`v1/buckets/${encodeURIComponent(policy)}/reset`, { method: "POST", headers, body });
+      const answer = await api(`v1/buckets/${encodeURIComponent(policy)}/reset?${which}`, { method: "POST", headers, body });
       if (answer.status === 404 || answer.status === 405) {
         say("This daemon cannot reset buckets.");
         return done("unknown");
       }
       if (!answer.ok) return reason(answer);
-      say("The bucket was reset.");
+      const late = answer.json?.waits_for ?? [];
+      say(late.length ? `The bucket was reset; still to hear of it: ${late.join(", ")}.` : "The bucket was reset in every region.");
       return done(true);
     },
     [keys.map(field), h("label", {}, "Reason", h("input", { name: "reason", required: true, autocomplete: "off", maxlength: "200" }))],

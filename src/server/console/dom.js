@@ -38,14 +38,20 @@ function append(element, children) {
 export function draw(target, ...children) {
   const next = document.createElement("div");
   append(next, children);
+  const focused = document.activeElement;
   reconcile(target, next);
+  // A row that moves up the table takes its focus along.
+  if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
 }
 
 function reconcile(target, next) {
   const wanted = [...next.childNodes];
+  const keys = new Set(wanted.map((node) => node.dataset?.key).filter(Boolean));
   const keyed = new Map();
-  for (const child of target.childNodes) {
-    if (child.dataset?.key) keyed.set(child.dataset.key, child);
+  for (const child of [...target.childNodes]) {
+    const key = child.dataset?.key;
+    if (key && keys.has(key)) keyed.set(key, child);
+    else if (key) child.remove();
   }
   let at = target.firstChild;
   for (const node of wanted) {

@@ -14,7 +14,7 @@ const VIEWS = [
   ["overview", "Overview"],
   ["buckets", "Buckets"],
   ["events", "Events"],
-  ["change", "Change policies"],
+  ["change", "Change"],
 ];
 const THEMES = ["auto", "light", "dark"];
 

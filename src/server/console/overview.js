@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { model } from "./model.js";
 import * as f from "./format.js";
-import { badge, bar, bucketLink, busiest, empty, health, limitRate, limitWords, policyLink, regionName, shares, sums } from "./parts.js";
+import { badge, bar, bucketLink, busiest, empty, health, limitRate, limitWords, policyLink, regionName, shares, stale, sums } from "./parts.js";
 import { sparkline } from "./chart.js";
 import { lead } from "./change.js";
 
@@ -142,8 +142,8 @@ function policyCard(policy) {
     ),
     h(
       "div",
-      { class: "shared" },
-      h("h4", {}, limited ? shareTitle(traffic) : "No limit"),
+      { class: `shared ${stale() && policy.mode !== "split" ? "stale" : ""}` },
+      h("h4", {}, limited ? shareTitle(traffic) : "No limit", limited && policy.mode !== "split" && stale() && ` (${stale()})`),
       limited && bar(shares(policy, traffic), `How ${policy.name} is shared`),
     ),
     h(
@@ -152,7 +152,7 @@ function policyCard(policy) {
       h(
         "div",
         { class: "now" },
-        h("span", {}, "admits ", h("b", {}, f.rate(admitted))),
+        h("span", {}, "admits ", h("b", {}, f.rate(admitted)), unheard()),
         h("span", { class: denied > 0 ? "denies" : "muted" }, "denies ", h("b", {}, f.rate(denied))),
       ),
       sparkline(policy.name, limit),
@@ -186,6 +186,12 @@ function idleRow(policy) {
     h("span", {}, limited ? policy.limit : ""),
     h("span", { class: "muted small" }, `${policy.domain} · ${policy.matches}`),
   );
+}
+
+/** Regions whose part of a sum is not known. */
+function unheard() {
+  const away = Object.entries(model.state.regions ?? {}).filter(([, region]) => !region.reachable).map(([name]) => name);
+  return away.length > 0 && h("span", { class: "muted small" }, ` without ${away.join(", ")}`);
 }
 
 function shareTitle(traffic) {

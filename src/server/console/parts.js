@@ -128,9 +128,9 @@ export function bar({ whole, segments, show, over, frozen }, label) {
   );
 }
 
-/** The sum of what passes in all regions, in thousandths of a token a second. */
+/** The sum of what passes in all regions that are heard, in thousandths of a token a second. */
 export function sums(traffic) {
-  const rates = Object.values(traffic?.regions ?? {});
+  const rates = Object.entries(traffic?.regions ?? {}).filter(([name]) => model.state.regions?.[name]?.reachable).map(([, rate]) => rate);
   const sum = (field) => rates.reduce((total, rate) => total + (rate[field] ?? 0), 0);
   return { admitted: sum("admitted"), denied: sum("denied"), fallbacks: sum("fallbacks") };
 }
@@ -160,6 +160,12 @@ export function busiest(policy) {
 /** The bound, as `100 + 10 T`. */
 export function bound(text) {
   return (text ?? "").replace(/ T \/ 1 s$/, " T");
+}
+
+/** How old the pool's books are here, where nobody keeps them up to date; empty: they are. */
+export function stale() {
+  const me = Object.values(model.state.regions ?? {}).find((region) => region.me);
+  return me?.said?.quorum === false ? `as known here ${f.duration(model.state.raft?.age_ms ?? 0)} ago` : "";
 }
 
 export function policyLink(name) {

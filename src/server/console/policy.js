@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { model } from "./model.js";
 import * as f from "./format.js";
-import { badge, bar, bound, empty, limitRate, limitWords, regionName, shares } from "./parts.js";
+import { badge, bar, bound, empty, limitRate, limitWords, regionName, shares, stale } from "./parts.js";
 import { chart } from "./chart.js";
 import { hotTable } from "./overview.js";
 
@@ -29,7 +29,7 @@ export function policyView(name) {
       h("h2", { id: "passes" }, "What passes"),
       chart(name, limited ? limitRate(policy, traffic) : undefined, limited ? limitWords(policy, traffic) : ""),
     ),
-    limited && h("section", { "aria-labelledby": "shared" }, h("h2", { id: "shared" }, "How it is shared"), sharedBars(policy, traffic)),
+    limited && h("section", { "aria-labelledby": "shared" }, h("h2", { id: "shared" }, "How it is shared", policy.mode !== "split" && stale() && h("small", { class: "muted" }, ` ${stale()}`)), sharedBars(policy, traffic)),
     limited && cutOff(policy, hot),
     h(
       "section",

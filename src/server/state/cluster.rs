@@ -99,11 +99,11 @@ pub struct HotBucket {
     pub bucket: String,
     /// What it is for, as text: `tenant=42` (long values cut, values of redacted keys as hashes).
     pub what: String,
-    /// Let through in all regions, in thousandths of a token a second.
+    /// Let through in all regions that were heard lately, in thousandths of a token a second.
     pub admitted: u64,
-    /// Refused in all regions, in thousandths of a token a second.
+    /// Refused in them, in thousandths of a token a second.
     pub denied: u64,
-    /// By region.
+    /// By region, as it said last.
     pub regions: BTreeMap<String, HotRegion>,
     /// The pool's books; `None`: there is no pool.
     pub books: Option<BooksState>,
@@ -238,4 +238,29 @@ pub struct PeerBucket {
     pub rate: i64,
     /// Micro-tokens that it can hold.
     pub cap: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Regions of different versions ask each other.
+    #[test]
+    fn questions_and_answers_are_read_by_older_and_newer_regions() {
+        let bucket = PeerQuestion::Bucket { policy: "p".into(), bucket: "0f".into() };
+        for (question, wire) in [
+            (PeerQuestion::Report, json!("report")),
+            (bucket, json!({"bucket": {"policy": "p", "bucket": "0f"}})),
+        ] {
+            assert_eq!(serde_json::to_value(&question).unwrap(), wire);
+            assert_eq!(serde_json::from_value::<PeerQuestion>(wire).unwrap(), question);
+        }
+        let newer = json!({"from_the_future": 1, "buckets": [{"what": "tenant=42", "shape": {}}],
+            "region": {"quorum": true, "mood": "calm"}, "policies": {"p": {"admitted": 7}}});
+        let read: PeerReport = serde_json::from_value(newer).unwrap();
+        assert_eq!((read.region.quorum, read.policies["p"].admitted), (true, 7));
+        assert_eq!(read.buckets[0].what, "tenant=42");
+        assert_eq!(serde_json::from_value::<PeerReport>(json!({})).unwrap(), PeerReport::default());
+    }
 }
