@@ -5,6 +5,7 @@ mod files;
 mod live;
 mod overview;
 mod regions;
+mod resets;
 mod waiting;
 
 use crate::config::{Config, Secret, StoreConfig, Unmatched};

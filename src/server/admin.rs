@@ -1,10 +1,12 @@
 //! The admin listener: health, readiness, metrics, state, events, policies, regions, buckets, and the console.
 
+mod buckets;
 mod console;
 mod events;
 mod feed;
 mod regions;
 
+pub use buckets::{ResetError, ResetRequest};
 pub use events::document;
 pub use feed::{Feed, STREAMS_MAX};
 pub use regions::RegionAction;
@@ -12,7 +14,9 @@ pub use regions::RegionAction;
 use super::callers::bearer;
 use super::listen::{Accepted, Acceptor, ConnectionLimits};
 use super::problem::{Fault, Problem};
-use super::state::{AppliedPolicies, BucketView, NotReady, RegionStep, RegionsState, State as DaemonState};
+use super::state::{
+    AppliedPolicies, BucketReset, BucketView, NotReady, RegionStep, RegionsState, State as DaemonState,
+};
 use crate::config::Secret;
 use crate::telemetry::metrics::Protocol;
 use arc_swap::ArcSwapOption;
@@ -86,6 +90,9 @@ pub trait AdminSource: Send + Sync + 'static {
 
     /// What those who watch are told: see [`document`].
     fn feed(&self) -> Arc<Feed>;
+
+    /// Fills one bucket, in every region.
+    fn reset_bucket(&self, request: ResetRequest) -> BoxFuture<'_, Result<BucketReset, ResetError>>;
 }
 
 /// New policies.
@@ -163,6 +170,7 @@ pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
         .route("/v1/regions/{region}/{action}", axum::routing::post(regions::act))
         .route("/v1/events", get(events::stream))
         .route("/v1/buckets/{policy}", get(bucket))
+        .route("/v1/buckets/{policy}/reset", axum::routing::post(buckets::reset))
         .route("/v1/buckets/{policy}/{id}", get(bucket_by_id))
         .merge(console::router())
         .with_state(state)

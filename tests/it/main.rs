@@ -12,6 +12,7 @@ mod faults;
 mod forward_auth;
 mod members;
 mod region;
+mod resets;
 mod safety;
 mod support;
 mod tidy;
