@@ -1,5 +1,6 @@
 //! The commands, one file each. Exit codes: 0 done (or allowed), 1 a "no" (denied, faults found), 2 could not do it.
 
+pub mod bucket;
 pub mod check;
 pub mod client;
 pub mod dev;
@@ -8,6 +9,7 @@ pub mod man;
 pub mod notify;
 pub mod policies;
 pub mod region;
+pub mod schema;
 pub mod screen;
 pub mod serve;
 pub mod status;
@@ -43,10 +45,16 @@ pub enum Command {
     Validate(validate::Args),
     /// Show or change the policies of a running cluster
     Policies(policies::Args),
+    /// Show a bucket, or give it back what it has spent
+    Bucket(bucket::Args),
     /// Show or change which regions are in the cluster, and which of them vote
     Region(region::Args),
     /// Write a policy file from another rate limiter's configuration
     Import(import::Args),
+    /// Print the JSON Schema of region or policy files, for editors
+    Schema(schema::Args),
+    /// Print a shell's completion script
+    Completions(schema::Completions),
     /// Show a region's view of the cluster
     Status(status::Args),
     /// Show the hottest buckets of all regions, live

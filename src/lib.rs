@@ -18,7 +18,7 @@
 //! | session | the store's name for the same: which daemon holds the buckets, and since when there is data |
 //! | Raft clock, tau | time as the log knows it: never ahead of true time |
 //!
-//! # The two flows
+//! # The flows
 //!
 //! **A request** ([`server`] → [`limiter`] → [`store`]): a wire request is matched ([`quota::matching`]) to charges; the store
 //! takes all or none in one atomic step, under its own clock; what it found becomes a verdict ([`quota::verdict`]) and
@@ -28,6 +28,9 @@
 //! **A lease** ([`reconcile`] → [`raft`] → [`reconcile`] → [`store`]): a bucket that runs low is looked at by its
 //! [`quota::borrower`]; the store *stops using* what is given up; one proposal carries all asks of a round; every
 //! replica applies it to its [`quota::pool`]; the region reads its own record there and installs it in its bucket.
+//!
+//! **A reset** ([`server::admin`] → [`raft`] → [`quota::pool::Reset`] → [`reconcile`] → [`store`]): one operation fills the pool; each region says
+//! through the log that it has heard, and then gives its bucket what its reserve holds, once.
 //!
 //! **What people see** ([`limiter::meter`] → [`node`] → [`server::admin`]): each region counts what passes, by policy and by its busiest
 //! buckets, and asks the others once a second what they counted. [`server::state`] is what comes of it, for the console

@@ -163,6 +163,11 @@ impl Daemon {
         format!("http://{}", self.grpc)
     }
 
+    /// Where HTTP listens.
+    pub fn http_address(&self) -> SocketAddr {
+        self.http
+    }
+
     /// Where gRPC listens.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc
