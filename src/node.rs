@@ -3,6 +3,7 @@
 mod admin;
 mod files;
 mod gauges;
+mod hot;
 mod live;
 mod overview;
 mod regions;
@@ -84,6 +85,8 @@ struct Inner {
     progress: watch::Receiver<Progress>,
     /// What is shown of the whole cluster.
     overview: overview::Overview,
+    /// What metrics show of the busiest buckets.
+    hot: hot::Hot,
     /// It has joined once: whatever happens to the quorum later, it serves what it holds.
     joined: AtomicBool,
     began: Instant,
@@ -136,6 +139,7 @@ impl Node {
             store: store.clone(),
             core: Arc::clone(&core),
             overview: overview::Overview::default(),
+            hot: hot::Hot::default(),
             live: Arc::clone(&live),
             joined: AtomicBool::new(false),
             began: Instant::now(),
@@ -359,6 +363,7 @@ async fn count_keys(inner: Arc<Inner>, mut stopping: watch::Receiver<bool>) {
         // One that does not answer counts as it did last; callers find out by themselves.
         if let Ok((stored, _)) = inner.store.known(Vec::new()).await {
             inner.core.newcomers.set_stored(stored);
+            inner.core.metrics.stored.set(i64::try_from(stored).unwrap_or(i64::MAX));
         }
         tokio::select! {
             () = tokio::time::sleep(COUNT_EVERY) => {}
@@ -380,7 +385,8 @@ async fn watch_over(
         let why = inner.not_ready();
         if last.as_ref() != Some(&why) {
             if why.is_empty() {
-                tracing::info!(after_ms = inner.began.elapsed().as_millis(), "ready");
+                let after_ms = u64::try_from(inner.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(after_ms, "ready");
             } else if last.is_none() {
                 tracing::info!(waits_for = why.join("; "), "starting");
             } else if last.is_some_and(|last| last.is_empty()) {

@@ -338,8 +338,9 @@ impl Reader<'_> {
 
     /// Names are unique, and what matches in a domain too.
     fn distinct(&mut self, items: &[Node], policies: &[Option<Policy>]) {
+        type Matched<'p> = (&'p str, Vec<(&'p str, Alike<'p>)>);
         let mut names: HashMap<&str, &Mark> = HashMap::new();
-        let mut matches: HashMap<(&str, Vec<(&str, Alike<'_>)>), (&str, &Mark)> = HashMap::new();
+        let mut matches: HashMap<Matched<'_>, (&str, &Mark)> = HashMap::new();
         for (node, policy) in items.iter().zip(policies) {
             let Some(policy) = policy else { continue };
             let mark = &node.mark;

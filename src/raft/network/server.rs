@@ -186,6 +186,7 @@ async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> R
 }
 
 /// Is the caller who it says, and may it call?
+#[expect(clippy::result_large_err, reason = "it is the answer, made once and sent")]
 fn look_at<B>(peers: &Peers, request: &http::Request<B>) -> Result<(), Response> {
     let headers = request.headers();
     let from = text(headers, header::REGION);
