@@ -363,7 +363,6 @@ async fn count_keys(inner: Arc<Inner>, mut stopping: watch::Receiver<bool>) {
         // One that does not answer counts as it did last; callers find out by themselves.
         if let Ok((stored, _)) = inner.store.known(Vec::new()).await {
             inner.core.newcomers.set_stored(stored);
-            inner.core.metrics.stored.set(i64::try_from(stored).unwrap_or(i64::MAX));
         }
         tokio::select! {
             () = tokio::time::sleep(COUNT_EVERY) => {}
