@@ -5,7 +5,6 @@
 
 pub mod active;
 mod fallback;
-pub mod hot;
 pub mod meter;
 pub mod newcomers;
 pub mod table;
@@ -24,7 +23,6 @@ use crate::trace_span;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
-use hot::{Asked, Hot, Sketch};
 use meter::{Answered, Chosen, Meter};
 use newcomers::{Caller, NewBuckets, Newcomers};
 use std::future::Future;
@@ -58,8 +56,6 @@ pub struct Core {
     pub newcomers: Newcomers,
     /// Values that are not stored, logged or shown.
     pub redaction: Redaction,
-    /// The hottest buckets.
-    pub hot: Hot,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -83,7 +79,6 @@ impl Core {
             meter: Meter::default(),
             newcomers: Newcomers::new(NewBuckets::default()),
             redaction: Redaction::default(),
-            hot: Hot::default(),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
@@ -152,7 +147,6 @@ pub struct Limiter<S> {
     store: S,
     core: Arc<Core>,
     caller: Caller,
-    sketch: Arc<Sketch>,
 }
 
 /// A charge with what is needed to judge it.
@@ -192,10 +186,11 @@ impl<S: Store> Decide for Limiter<S> {
         } else {
             held.iter().map(|h| h.unlimited()).collect()
         };
+        for (held, verdict) in held.iter().zip(&limits) {
+            held.policy.metrics.count(verdict, held.charge.cost);
+        }
         self.meter(request, &held, &limits);
-        let verdict = Verdict::new(limits, descriptors, active.unmatched_allowed);
-        self.tell(&held, &verdict);
-        Ok(verdict)
+        Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
     }
 
     fn on_behalf_of(&self, caller: Caller) -> Self {
@@ -207,8 +202,7 @@ impl<S: Store> Limiter<S> {
     /// One with its own way to the store.
     #[must_use]
     pub fn new(store: S, core: Arc<Core>) -> Self {
-        let sketch = core.hot.sketch();
-        Self { store, core, caller: Caller::ANYONE, sketch }
+        Self { store, core, caller: Caller::ANYONE }
     }
 
     async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {
@@ -229,22 +223,6 @@ impl<S: Store> Limiter<S> {
         self.judge(held, &taken)
     }
 
-    /// Counts what passes, for people who look at it.
-    fn meter(&self, request: &Request<'_>, held: &[Held<'_>], limits: &[LimitVerdict]) {
-        let admitted = limits.iter().all(|limit| limit.allowed);
-        for (held, verdict) in held.iter().zip(limits).filter(|(held, _)| !held.own) {
-            let answered = Answered {
-                policy: held.policy.id,
-                bucket: held.charge.bucket,
-                cost: held.charge.cost,
-                fits: verdict.allowed && verdict.reason != Reason::Shadow,
-                admitted,
-                remaining: verdict.remaining,
-            };
-            self.core.meter.count(&answered, held.entries(request));
-        }
-    }
-
     async fn take_traced(&self, held: &[Held<'_>]) -> Result<Taken, StoreError> {
         let span = trace::child(|| {
             trace_span!(
@@ -257,18 +235,20 @@ impl<S: Store> Limiter<S> {
         self.store.take(take_of(held)).instrument(span).await
     }
 
-    /// Counts what was answered.
-    fn tell(&self, held: &[Held<'_>], verdict: &Verdict) {
-        for (held, limit) in held.iter().zip(&verdict.limits) {
-            held.policy.metrics.count(limit, held.charge.cost);
-            if !limit.unlimited && limit.reason != Reason::StoreUnavailable {
-                self.sketch.count(Asked {
-                    policy: (!held.own).then_some(held.policy.id),
-                    bucket: held.charge.bucket,
-                    cost: held.charge.cost,
-                    admitted: verdict.allowed && limit.reason == Reason::Ok,
-                });
-            }
+    /// Counts what passes, for people who look at it.
+    fn meter(&self, request: &Request<'_>, held: &[Held<'_>], limits: &[LimitVerdict]) {
+        let admitted = limits.iter().all(|limit| limit.allowed);
+        for (held, verdict) in held.iter().zip(limits).filter(|(held, _)| !held.own) {
+            let answered = Answered {
+                policy: held.policy.id,
+                bucket: held.charge.bucket,
+                cost: held.charge.cost,
+                fits: verdict.allowed && verdict.reason != Reason::Shadow,
+                admitted,
+                checked: verdict.reason != Reason::StoreUnavailable,
+                remaining: verdict.remaining,
+            };
+            self.core.meter.count(&answered, held.entries(request));
         }
     }
 

@@ -3,6 +3,7 @@
 mod admin;
 mod files;
 mod gauges;
+mod hot;
 mod live;
 mod overview;
 mod regions;
@@ -85,6 +86,8 @@ struct Inner {
     progress: watch::Receiver<Progress>,
     /// What is shown of the whole cluster.
     overview: overview::Overview,
+    /// What metrics show of the busiest buckets.
+    hot: hot::Hot,
     /// It has joined once: whatever happens to the quorum later, it serves what it holds.
     joined: AtomicBool,
     began: Instant,
@@ -137,6 +140,7 @@ impl Node {
             store: store.clone(),
             core: Arc::clone(&core),
             overview: overview::Overview::default(),
+            hot: hot::Hot::default(),
             live: Arc::clone(&live),
             joined: AtomicBool::new(false),
             began: Instant::now(),
@@ -381,7 +385,8 @@ async fn watch_over(
         let why = inner.not_ready();
         if last.as_ref() != Some(&why) {
             if why.is_empty() {
-                tracing::info!(after_ms = inner.began.elapsed().as_millis(), "ready");
+                let after_ms = u64::try_from(inner.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(after_ms, "ready");
             } else if last.is_none() {
                 tracing::info!(waits_for = why.join("; "), "starting");
             } else if last.is_some_and(|last| last.is_empty()) {

@@ -25,9 +25,10 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 /// Log filter where neither the environment nor the configuration has one.
 pub const FILTER_DEFAULT: &str = "info";
-/// What is in force before a filter says otherwise, by name: libraries tell a lot.
-const LIBRARIES: &str = "openraft=warn,chunked_wal=warn,raft_log=warn,fred=warn,hyper=warn,hyper_util=warn,h2=warn,tonic=warn,\
-                         tower=warn,reqwest=warn,rustls=warn,opentelemetry=off,opentelemetry_sdk=off,opentelemetry_otlp=off";
+/// What is in force before a filter says otherwise, by name. Libraries tell a lot, and warn of what is their users' to judge: what
+/// fred says of a connection, `store::redis` says, too.
+const LIBRARIES: &str = "openraft=error,chunked_wal=warn,raft_log=warn,fred=off,hyper=error,hyper_util=error,h2=error,tonic=error,\
+                         tower=error,reqwest=error,rustls=error,opentelemetry=off,opentelemetry_sdk=off,opentelemetry_otlp=off";
 /// Variables that hold the log filter; the first that is not empty counts.
 const FILTER_VARIABLES: [&str; 2] = ["QUORATE_LOG", "RUST_LOG"];
 /// How long the last spans may take to leave.
@@ -280,10 +281,10 @@ mod tests {
     #[test]
     fn libraries_are_quiet_unless_they_are_named() {
         let enabled = |filter: &str, target: &str| parse_filter(filter).unwrap().to_string().contains(target);
-        assert!(enabled("debug", "openraft=warn") && enabled("debug", "debug"));
+        assert!(enabled("debug", "openraft=error") && enabled("debug", "debug"));
         assert!(
             enabled("info,openraft=debug", "openraft=debug")
-                && !enabled("info,openraft=debug", "openraft=warn")
+                && !enabled("info,openraft=debug", "openraft=error")
         );
     }
 }

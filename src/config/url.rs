@@ -81,12 +81,16 @@ impl FromStr for PeerUrl {
 
 /// The URL of an OTLP collector; it is logged, so it may have no credentials.
 pub fn otlp(text: &str) -> Result<Arc<str>, Wrong> {
-    const FORM: &str = "write `http://HOST:4317` or `https://HOST:4317`";
+    const FORM: &str = "write `http://HOST:4317`";
     let url = Url::parse(text).map_err(|error| Wrong::new(format!("is not a URL: {error}"), FORM))?;
     if !url.username().is_empty() || url.password().is_some() {
         return Err(Wrong::new("has credentials", FORM));
     }
-    if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+    if url.scheme() == "https" {
+        let mend = "write the `http://` address of a collector on this machine, and let that one speak TLS";
+        return Err(Wrong::new("has https, and traces are sent without TLS", mend));
+    }
+    if url.scheme() != "http" || url.host().is_none() {
         return Err(Wrong::new(format!("is not an HTTP URL: {}", shown(text)), FORM));
     }
     Ok(text.into())

@@ -36,12 +36,14 @@ pub struct Answered {
     pub policy: u32,
     /// Which bucket.
     pub bucket: BucketId,
-    /// What it cost. What gives back, or only asks, is not counted.
+    /// What it cost. What only asks is not counted; less than 0: it gave back.
     pub cost: Tokens,
     /// The limit let it through (a shadow policy: would have).
     pub fits: bool,
     /// The whole request was let through: only then was anything taken.
     pub admitted: bool,
+    /// The store has looked; it was not let through because the store is away.
+    pub checked: bool,
     /// Whole tokens that are left, as the caller was told.
     pub remaining: u64,
 }
@@ -67,6 +69,9 @@ struct Shard {
 struct Counts {
     admitted: Tokens,
     denied: Tokens,
+    /// Of what was admitted: without the store.
+    unchecked: Tokens,
+    given_back: Tokens,
     fallbacks: u64,
 }
 
@@ -114,6 +119,10 @@ pub struct BucketReading {
     pub admitted: Tokens,
     /// Tokens refused.
     pub denied: Tokens,
+    /// Of those let through: because the store gave no answer.
+    pub unchecked: Tokens,
+    /// Tokens given back.
+    pub given_back: Tokens,
     /// All of both since it is followed.
     pub total: Tokens,
     /// Whole tokens that were left, as the last caller was told.
@@ -139,13 +148,23 @@ impl Meter {
     /// Counts an answer. `entries` are the keys and values that chose the bucket; they are looked at when it is followed from
     /// now on.
     pub fn count<'e>(&self, answered: &Answered, entries: impl Iterator<Item = Chosen<'e>>) {
-        let Answered { policy, bucket, cost, fits, admitted, remaining } = *answered;
-        if !cost.is_positive() {
+        let Answered { policy, bucket, cost, fits, admitted, checked, remaining } = *answered;
+        if cost == Tokens::ZERO {
             return;
         }
         let mut shard = self.shard(&bucket);
+        if cost < Tokens::ZERO {
+            if let Some(followed) = shard.buckets.get_mut(&bucket).filter(|f| f.policy == policy && admitted)
+            {
+                followed.counts.given_back -= cost;
+            }
+            return;
+        }
         let add = |counts: &mut Counts| match (fits, admitted) {
-            (true, true) => counts.admitted += cost,
+            (true, true) => {
+                counts.admitted += cost;
+                counts.unchecked += if checked { Tokens::ZERO } else { cost };
+            }
             (false, _) => counts.denied += cost,
             // Another limit refused it: nothing was taken here.
             (true, false) => {}
@@ -259,6 +278,8 @@ impl Shard {
                 what: followed.what.clone(),
                 admitted: counts.admitted,
                 denied: counts.denied,
+                unchecked: counts.unchecked,
+                given_back: counts.given_back,
                 total: followed.total.admitted + followed.total.denied,
                 remaining: followed.remaining,
                 idle,
@@ -314,8 +335,15 @@ mod tests {
     }
 
     fn ask(meter: &Meter, n: u32, cost: i64, fits: bool, admitted: bool) {
-        let answered =
-            Answered { policy: 1, bucket: id(n), cost: Tokens::whole(cost), fits, admitted, remaining: 7 };
+        let answered = Answered {
+            policy: 1,
+            bucket: id(n),
+            cost: Tokens::whole(cost),
+            fits,
+            admitted,
+            checked: true,
+            remaining: 7,
+        };
         let value = n.to_string();
         meter.count(&answered, chosen(&[("tenant", &value)]));
     }
@@ -332,6 +360,7 @@ mod tests {
         let policy = reading.policies[&1];
         assert_eq!((policy.admitted, policy.denied), (Tokens::whole(3), Tokens::whole(2)));
         let bucket = &reading.buckets[0];
+        assert_eq!((bucket.given_back, bucket.unchecked), (Tokens::whole(4), Tokens::ZERO));
         assert_eq!((&*bucket.what, bucket.remaining), ("tenant=1", 7));
         assert_eq!((bucket.admitted, bucket.denied), (Tokens::whole(3), Tokens::whole(2)));
         let next = meter.read();
@@ -395,6 +424,7 @@ mod tests {
             cost: Tokens::whole(1),
             fits: true,
             admitted: true,
+            checked: true,
             remaining: 0,
         };
         meter.count(&answered, std::iter::empty());

@@ -6,6 +6,7 @@
 use super::Inner;
 use crate::clock;
 use crate::limiter::active::{Active, ActivePolicy};
+use crate::limiter::meter::Reading;
 use crate::quota::amount::{Level, Micros, Rate, Tokens};
 use crate::quota::policy::{BucketId, Cut, RegionName};
 use crate::quota::pool::{Books, Pool};
@@ -21,8 +22,8 @@ use tokio::time::MissedTickBehavior;
 
 /// Between two steps.
 const TICK: Duration = Duration::from_millis(250);
-/// Every so many of them the sketches of hot buckets are put together.
-const TICKS_A_GATHERING: u32 = 4;
+/// Every so many of them an embedded store is asked how much it holds.
+const TICKS_A_COUNT: u32 = 4;
 /// Buckets looked at under one lock on the pool (a few hundred microseconds) ...
 const BUCKETS_A_LOCK: usize = 256;
 /// ... and so many locks a step: 8,000 buckets a second.
@@ -44,9 +45,7 @@ pub async fn keep(inner: Arc<Inner>, mut stopping: watch::Receiver<bool>) {
         let active = inner.core.active.load_full();
         pool.step(&inner, &active).await;
         overdrafts.step(&inner, &active);
-        if number.is_multiple_of(TICKS_A_GATHERING) {
-            let settled = inner.raft.pool().read().settled();
-            inner.core.hot.gather(&active, settled, clock::now(), &inner.core.metrics);
+        if number.is_multiple_of(TICKS_A_COUNT) {
             inner.store.count(&inner.core.metrics.store);
         }
         number = number.wrapping_add(1);
@@ -61,6 +60,13 @@ pub async fn keep(inner: Arc<Inner>, mut stopping: watch::Receiver<bool>) {
             leader = now;
         }
     }
+}
+
+/// The hottest buckets, from what the meter has read.
+pub fn show_hot(inner: &Inner, reading: &Reading) {
+    let settled = inner.raft.pool().read().settled();
+    let active = inner.core.active.load();
+    inner.hot.gather(reading, &active, settled, clock::now(), &inner.core.metrics);
 }
 
 /// What Raft says of itself, shown as it is now.

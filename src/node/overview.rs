@@ -9,7 +9,7 @@ mod view;
 pub(super) use report::bucket_in_hex;
 pub(super) use view::on_store_failure;
 
-use super::Inner;
+use super::{Inner, gauges};
 use crate::clock;
 use crate::limiter::meter::Reading;
 use crate::quota::amount::Micros;
@@ -142,6 +142,7 @@ impl Inner {
     /// Reads the meter, and says what there is to say.
     async fn measure(&self, time: Micros) {
         let reading: Reading = self.core.meter.read();
+        gauges::show_hot(self, &reading);
         let held = self.held(&reading).await;
         let region = self.report_region();
         let mut seen = self.overview.seen();

@@ -70,7 +70,7 @@ fn wrong_files_are_refused_at_the_right_places() {
     for path in files {
         let text = std::fs::read_to_string(&path).unwrap();
         let expected: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("# expect: ")).collect();
-        let (outcome, out, err) = run(&[path.clone()], Mode::Strict, As::Auto);
+        let (outcome, out, err) = run(std::slice::from_ref(&path), Mode::Strict, As::Auto);
         assert_eq!((outcome, out.as_str()), (Outcome::Lost, ""), "{}", path.display());
         let prefix = format!("{}:", path.display());
         let found: Vec<String> = err.replace(&prefix, "").lines().map(str::to_owned).collect();

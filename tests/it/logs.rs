@@ -94,8 +94,10 @@ async fn the_filter_can_be_changed_while_it_runs() {
 #[tokio::test]
 async fn json_lines_have_the_fields_that_the_documentation_names() {
     let (mut redis, daemon) = region("telemetry: { log: json }\n").await;
+    logs(&daemon, "\"message\":\"ready\"").await;
     redis.kill();
     logs(&daemon, "detached from Redis").await;
+    logs(&daemon, "not ready").await;
     redis.up().await;
     eventually("it is ready again", SOON, || async {
         let ready = daemon.admin().get("/readyz").await?;
@@ -111,6 +113,7 @@ async fn json_lines_have_the_fields_that_the_documentation_names() {
             assert!(line[field].is_string(), "no {field} in {line}");
             assert!(documented.contains(&format!("`{field}`")), "{field} is not documented");
         }
+        assert!(line["after_ms"].is_null() || line["after_ms"].is_u64(), "numbers are numbers: {line}");
         let time = line["timestamp"].as_str().expect("a text");
         assert!(time.len() >= 20 && time.ends_with('Z') && time.contains('T'), "RFC 3339 in UTC: {time}");
         assert!(["INFO", "WARN", "ERROR"].contains(&line["level"].as_str().expect("a text")), "{line}");

@@ -4,8 +4,9 @@ use crate::support::client::Api;
 use crate::support::cluster::{Cluster, Plan, REGIONS};
 use crate::support::daemon::{Daemon, Settings};
 use crate::support::load::{Ask, History, flood};
+use crate::support::process::Process;
 use crate::support::redis::Redis;
-use crate::support::{eventually, hold};
+use crate::support::{eventually, free_address, hold};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -159,6 +160,55 @@ async fn what_is_exposed_is_what_is_documented_and_counts_what_happened() {
     let leaders: f64 = all.iter().map(|scrape| scrape.sum("quorate_raft_leader", &[])).sum();
     assert_eq!(leaders, 1.0);
     lint(&cluster).await;
+}
+
+/// A real Prometheus scrapes the regions (as OpenMetrics), and the query that docs/metrics.md has for all regions together
+/// finds nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prometheus_reads_it_and_the_documented_query_finds_nothing() {
+    let (cluster, _) = three_regions_under_load().await;
+    let targets: Vec<String> =
+        cluster.daemons.iter().map(|d| d.admin().url().replace("http://", "").to_owned()).collect();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = format!(
+        "global: {{ scrape_interval: 1s }}\nscrape_configs: [ {{ job_name: quorate, static_configs: [ {{ targets: {targets:?} }} ] }} ]\n"
+    );
+    std::fs::write(folder.path().join("prometheus.yml"), config).expect("its configuration is written");
+    let address = free_address();
+    let mut command = Command::new("prometheus");
+    command.current_dir(folder.path()).arg("--config.file=prometheus.yml").arg("--storage.tsdb.path=data");
+    command.arg(format!("--web.listen-address={address}"));
+    let _prometheus = Process::start("prometheus", folder.path(), &mut command);
+    let prometheus = Api::new(address);
+    let query = async |query: &str| -> Result<Vec<serde_json::Value>, String> {
+        let query: String = url::form_urlencoded::byte_serialize(query.as_bytes()).collect();
+        let answer = prometheus.get(&format!("/api/v1/query?query={query}")).await?;
+        hold(answer.status == 200, || answer.text.clone())?;
+        Ok(answer.json()["data"]["result"].as_array().cloned().unwrap_or_default())
+    };
+    let ask = Ask::new("more", "strict", &[("tenant", "7")]);
+    let history = History::default();
+    eventually("two scrapes of each are there", Duration::from_secs(60), || async {
+        flood(&ask, &cluster.apis(), 5, 1, Duration::from_secs(1), &history).await;
+        let up = query("up == 1").await?;
+        hold(up.len() == 3, || format!("{up:?}"))?;
+        let rates = query("sum by (policy) (increase(quorate_hot_bucket_tokens_total[1m])) > 0").await?;
+        hold(!rates.is_empty(), || "no tokens yet".to_owned())
+    })
+    .await;
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md"));
+    let text = text.expect("docs/metrics.md");
+    let documented =
+        text.split_once("```promql").and_then(|(_, rest)| rest.split_once("```")).expect("a query").0;
+    assert_eq!(query(documented).await.expect("an answer"), Vec::<serde_json::Value>::new());
+    // It would find something, were the bound smaller.
+    let smaller = documented.replace("1.1 *", "-1 +");
+    assert_ne!(smaller, documented);
+    let found =
+        query(&smaller.replace("max by (policy) (", "0 * max by (policy) (")).await.expect("an answer");
+    assert!(!found.is_empty(), "the query looks at nothing");
+    assert!(query("quorate_promise_breaches_total > 0").await.expect("an answer").is_empty());
+    assert_eq!(query("quorate_promise_breaches_total").await.expect("an answer").len(), 12);
 }
 
 /// How many were admitted and denied in a region.

@@ -236,6 +236,8 @@ mod tests {
             what: format!("tenant={n}").into(),
             admitted: Tokens::whole(admitted),
             denied: Tokens::ZERO,
+            unchecked: Tokens::ZERO,
+            given_back: Tokens::ZERO,
             total: Tokens::whole(admitted),
             remaining: 5,
             idle: 0,

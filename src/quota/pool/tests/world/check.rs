@@ -46,11 +46,22 @@ impl World {
         for region in (0..self.pool.regions().len() as u16).map(RegionId) {
             self.check_leases(region)?;
         }
+        self.check_committed()?;
         if self.breached {
             let (check, bucket) = (self.pool.check(), self.pool.bucket(BUCKET));
             return Err(format!("S4: the pool itself reported a breach: {check:?} {bucket:?}"));
         }
         self.pool.check().map_err(|(_, breach)| format!("S4: {breach:?}"))
+    }
+
+    /// What daemons show of the promise (`quorate_pool_committed_ratio`) never cries wolf: while no change of policies is under
+    /// way, reserves and all that regions may hold are no more than the limit.
+    fn check_committed(&self) -> Result<(), String> {
+        let books = self.pool.books(self.policy, BUCKET, self.pool.tau()).filter(|_| self.pool.settled());
+        let Some(books) = books else { return Ok(()) };
+        let lent = books.lent.iter().fold(books.reserved, |sum, lent| (sum.0 + lent.0, sum.1 + lent.1));
+        let fits = lent.0 <= books.whole.0 && lent.1 <= books.whole.1;
+        if fits { Ok(()) } else { Err(format!("S6: {lent:?} committed: {books:?}")) }
     }
 
     /// Of all lives of a region together.
