@@ -1,5 +1,6 @@
 //! The commands, one file each. Exit codes: 0 done (or allowed), 1 a "no" (denied, faults found), 2 could not do it.
 
+pub mod bucket;
 pub mod check;
 pub mod client;
 pub mod dev;
@@ -43,6 +44,8 @@ pub enum Command {
     Validate(validate::Args),
     /// Show or change the policies of a running cluster
     Policies(policies::Args),
+    /// Show a bucket, or give it back what it has spent
+    Bucket(bucket::Args),
     /// Show or change which regions are in the cluster, and which of them vote
     Region(region::Args),
     /// Write a policy file from another rate limiter's configuration

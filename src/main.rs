@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         Command::Check(args) => cli::check::run(&args),
         Command::Validate(args) => return cli::validate::run(&args),
         Command::Policies(args) => cli::policies::run(&args),
+        Command::Bucket(args) => cli::bucket::run(&args),
         Command::Region(args) => cli::region::run(&args),
         Command::Import(args) => cli::import::run(&args),
         Command::Status(args) => cli::status::run(&args),

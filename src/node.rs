@@ -6,6 +6,7 @@ mod gauges;
 mod live;
 mod overview;
 mod regions;
+mod resets;
 mod waiting;
 
 use crate::config::{Config, Secret, StoreConfig, Unmatched};

@@ -6,6 +6,7 @@
 
 mod book;
 mod policies;
+mod resets;
 
 use crate::bugs::{Bug, planted};
 use crate::clock;
@@ -76,6 +77,7 @@ pub struct Reconcile<L, S> {
     last_round: Micros,
     joined_at: Micros,
     acked_at: Micros,
+    resets: resets::Taken,
     ticked_at: Micros,
     activated_at: Micros,
     rtt: Micros,
@@ -110,6 +112,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             last_round: long_ago,
             joined_at: long_ago,
             acked_at: long_ago,
+            resets: resets::Taken::default(),
             ticked_at: long_ago,
             activated_at: long_ago,
             rtt: Micros::millis(300),
@@ -281,11 +284,13 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             }
         }
         ops.extend(self.ack(now).await);
+        ops.extend(self.resets_to_take(now));
         let tick = self.tick_due(now);
         if !ops.is_empty() || tick {
             self.propose(ops, Vec::new(), Span::none());
         }
         self.mark_full().await;
+        self.fill_reset().await;
     }
 
     /// While a change of policies settles, Raft time must go on: the leader sees to that.

@@ -10,12 +10,13 @@ use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::ProposeError;
 use crate::server::admin::{
-    self, AdminSource, ApplyError, BucketError, Feed, MetricsFormat, PolicyChange, RegionAction,
+    self, AdminSource, ApplyError, BucketError, Feed, MetricsFormat, PolicyChange, RegionAction, ResetError,
+    ResetRequest,
 };
 use crate::server::state::{
-    AppliedPolicies, BooksState, BucketRegion, BucketState, BucketView, LeaseState, LentState, PeerBucket,
-    PeerQuestion, PeerState, PolicyChangeState, PolicyState, RaftState, RegionStep, RegionsState, State,
-    StoreState,
+    AppliedPolicies, BooksState, BucketRegion, BucketReset, BucketState, BucketView, LeaseState, LentState,
+    PeerBucket, PeerQuestion, PeerState, PolicyChangeState, PolicyState, RaftState, RegionStep, RegionsState,
+    State, StoreState,
 };
 use crate::store::AnyStore;
 use crate::store::RegionStore as _;
@@ -141,6 +142,10 @@ impl AdminSource for Inner {
     fn feed(&self) -> Arc<Feed> {
         Arc::clone(&self.overview.feed)
     }
+
+    fn reset_bucket(&self, request: ResetRequest) -> BoxFuture<'_, Result<BucketReset, ResetError>> {
+        self.decide_reset(request).boxed()
+    }
 }
 
 impl Inner {
@@ -172,7 +177,7 @@ impl Inner {
                     Ok(AppliedPolicies { version, dry_run: false, changes })
                 }
                 Some(PolicyOutcome::Conflict(version)) => Err(ApplyError::Conflict(version)),
-                Some(PolicyOutcome::Refused) | None => Err(ApplyError::Refused(
+                Some(PolicyOutcome::Refused | PolicyOutcome::Reset(_) | PolicyOutcome::NotReset(_)) | None => Err(ApplyError::Refused(
                     "the cluster did not take the policies: too many changes wait for regions to acknowledge them, or \
                      it has not been founded"
                         .into(),
@@ -333,14 +338,18 @@ impl Inner {
     }
 
     /// A policy in force.
-    fn named(&self, policy: &str) -> Result<u32, BucketError> {
+    pub(super) fn named(&self, policy: &str) -> Result<u32, BucketError> {
         let active = self.core.active.load();
         let known = active.policies().find(|p| &*p.policy.name == policy);
         known.map(|known| known.id).ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))
     }
 
     /// The policy's bucket for these values.
-    fn matching(&self, policy: &str, values: &[(String, String)]) -> Result<BucketId, BucketError> {
+    pub(super) fn matching(
+        &self,
+        policy: &str,
+        values: &[(String, String)],
+    ) -> Result<BucketId, BucketError> {
         let active = self.core.active.load_full();
         let known = active.policies().find(|p| &*p.policy.name == policy);
         let known = known.ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))?;

@@ -14,6 +14,7 @@ mod former;
 mod ledger;
 mod members;
 mod policies;
+mod resets;
 mod walk;
 
 #[cfg(test)]
@@ -22,17 +23,20 @@ mod tests;
 pub use clock::RaftClock;
 pub use decide::SLOW;
 pub use entry::{
-    Ack, AddRegion, Applied, Ask, Entry, Join, Op, PolicyOutcome, RegionId, RemoveRegion, SetPolicies, Stamp,
+    Ack, AddRegion, Applied, Ask, Entry, Join, NoReset, Op, PolicyOutcome, RegionId, RemoveRegion,
+    ResetBucket, SetPolicies, Stamp, TakeReset,
 };
-pub use former::PoolV1;
+pub use former::{PoolV1, PoolV2};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
 pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};
+pub use resets::{RESET_TEXT_MAX, RESETS_MAX, Reset};
 
 use self::decide::Decision;
 use self::ledger::Ledger;
 use self::members::Members;
 use self::policies::{Policies, Slot, Terms};
+use self::resets::Resets;
 use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::bucket::Unseen;
 use super::policy::{BucketId, Cut, Part, Policy, RegionName};
@@ -60,6 +64,7 @@ pub struct Pool {
     buckets: BTreeMap<BucketId, Ledger>,
     /// Where the search for buckets to forget goes on.
     evict_after: Option<BucketId>,
+    resets: Resets,
 }
 
 /// A policy in force.
@@ -412,6 +417,11 @@ impl Pool {
             Op::Ack(ack) => self.ack(ack, applied),
             Op::AddRegion(add) => applied.policies = Some(self.add_region(add, applied)),
             Op::RemoveRegion(remove) => applied.policies = Some(self.remove_region(remove, applied)),
+            Op::ResetBucket(reset) => {
+                let outcome = self.reset_bucket(reset, applied);
+                applied.policies = Some(outcome.map_or_else(PolicyOutcome::NotReset, PolicyOutcome::Reset));
+            }
+            Op::TakeReset(take) => self.take_reset(take, applied),
         }
     }
 
@@ -535,6 +545,7 @@ impl Pool {
             if out.is_empty() {
                 return;
             }
+            self.resets.forget(|region| out.contains(&region));
             for region in out {
                 if self.policies.is_awaited(region) {
                     self.members.retire(region);

@@ -20,10 +20,12 @@ pub struct Changes {
     pub joined: BTreeSet<RegionId>,
     /// The cluster was founded, or other policies are in force.
     pub policies: bool,
-    /// A region's acknowledgement of the policies counted.
+    /// A region's acknowledgement of the policies, or of a reset, counted.
     pub acknowledged: bool,
     /// Buckets that were frozen because their books did not balance.
     pub breached: BTreeSet<BucketId>,
+    /// A bucket was reset.
+    pub resets: bool,
 }
 
 impl Changes {
@@ -34,6 +36,7 @@ impl Changes {
     fn add(&mut self, applied: &Applied) {
         self.policies |= matches!(applied.policies, Some(PolicyOutcome::Set(_)));
         self.acknowledged |= applied.acknowledged;
+        self.resets |= matches!(applied.policies, Some(PolicyOutcome::Reset(_)));
         if self.everything {
             return;
         }
@@ -46,7 +49,8 @@ impl Changes {
     }
 
     fn add_everything(&mut self) {
-        *self = Self { everything: true, policies: true, acknowledged: true, ..Self::default() };
+        *self =
+            Self { everything: true, policies: true, acknowledged: true, resets: true, ..Self::default() };
     }
 }
 

@@ -242,7 +242,10 @@ impl Batch {
 
 /// See [`Applied::policies`].
 fn reports_once(op: &Op) -> bool {
-    matches!(op, Op::Found { .. } | Op::SetPolicies(_) | Op::AddRegion(_) | Op::RemoveRegion(_))
+    matches!(
+        op,
+        Op::Found { .. } | Op::SetPolicies(_) | Op::AddRegion(_) | Op::RemoveRegion(_) | Op::ResetBucket(_)
+    )
 }
 
 /// Hands an entry to openraft, under the leadership that stamped it and no other, and brings back what it did.

@@ -1,10 +1,10 @@
 //! Snapshots of the pool: files that are complete or not there.
 //!
-//! A file is `QRSNAP`, a format byte (2; 1, whose pool had no regions that come and go, is still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both
+//! A file is `QRSNAP`, a format byte (3; 1, whose pool had no regions that come and go, and 2, which knew no resets, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both
 //! postcard), and a CRC-32 of all that. It is written beside its place, synced, renamed, and the folder synced.
 
 use super::types::SnapshotMeta;
-use crate::quota::pool::{Pool, PoolV1};
+use crate::quota::pool::{Pool, PoolV1, PoolV2};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 4 * 1_024 * 1_024 * 1_024;
 /// The newest, and the one before it, for the case that the newest cannot be read.
 const KEPT: usize = 2;
-const MAGIC: &[u8; 7] = b"QRSNAP\x02";
+const MAGIC: &[u8; 7] = b"QRSNAP\x03";
+const MAGIC_2: &[u8; 7] = b"QRSNAP\x02";
 const MAGIC_1: &[u8; 7] = b"QRSNAP\x01";
 const HEAD: usize = MAGIC.len() + 4;
 const CHECKSUM: usize = 4;
@@ -81,19 +82,17 @@ pub(super) fn take_apart(content: &[u8]) -> io::Result<(SnapshotMeta, Pool)> {
     }
     let (head, rest) = body.split_at(HEAD);
     let (magic, length) = head.split_at(MAGIC.len());
-    if magic != MAGIC && magic != MAGIC_1 {
-        return Err(damaged("it has another format; use the version that wrote it, or a newer one"));
-    }
     let length = u32::from_be_bytes(length.try_into().map_err(io::Error::other)?);
     let (meta, pool) = usize::try_from(length)
         .ok()
         .and_then(|length| rest.split_at_checked(length))
         .ok_or_else(|| damaged("its metadata is cut short"))?;
     let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
-    let pool = if magic == MAGIC_1 {
-        postcard::from_bytes(pool).map(|pool: PoolV1| pool.into())
-    } else {
-        postcard::from_bytes(pool)
+    let pool = match magic {
+        magic if magic == MAGIC => postcard::from_bytes(pool),
+        magic if magic == MAGIC_2 => postcard::from_bytes(pool).map(|pool: PoolV2| pool.into()),
+        magic if magic == MAGIC_1 => postcard::from_bytes(pool).map(|pool: PoolV1| pool.into()),
+        _ => return Err(damaged("it has another format; use the version that wrote it, or a newer one")),
     };
     Ok((meta, pool.map_err(|e| damaged(&e.to_string()))?))
 }

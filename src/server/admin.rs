@@ -1,11 +1,13 @@
 //! The admin listener: health, readiness, metrics, state, events, policies, regions, buckets, log filter, and the console.
 
+mod buckets;
 mod console;
 mod events;
 mod feed;
 mod log_filter;
 mod regions;
 
+pub use buckets::{ResetError, ResetRequest};
 pub use events::document;
 pub use feed::{Feed, STREAMS_MAX};
 pub use regions::RegionAction;
@@ -13,7 +15,9 @@ pub use regions::RegionAction;
 use super::callers::bearer;
 use super::listen::{Accepted, Acceptor, ConnectionLimits};
 use super::problem::{Fault, Problem};
-use super::state::{AppliedPolicies, BucketView, NotReady, RegionStep, RegionsState, State as DaemonState};
+use super::state::{
+    AppliedPolicies, BucketReset, BucketView, NotReady, RegionStep, RegionsState, State as DaemonState,
+};
 use crate::config::Secret;
 use crate::telemetry::metrics::Protocol;
 use arc_swap::ArcSwapOption;
@@ -87,6 +91,9 @@ pub trait AdminSource: Send + Sync + 'static {
 
     /// What those who watch are told: see [`document`].
     fn feed(&self) -> Arc<Feed>;
+
+    /// Fills one bucket, in every region.
+    fn reset_bucket(&self, request: ResetRequest) -> BoxFuture<'_, Result<BucketReset, ResetError>>;
 }
 
 /// How metrics are written.
@@ -193,6 +200,7 @@ pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
         .route("/v1/regions/{region}/{action}", axum::routing::post(regions::act))
         .route("/v1/events", get(events::stream))
         .route("/v1/buckets/{policy}", get(bucket))
+        .route("/v1/buckets/{policy}/reset", axum::routing::post(buckets::reset))
         .route("/v1/buckets/{policy}/{id}", get(bucket_by_id))
         .route("/v1/log-filter", get(log_filter::get).put(log_filter::put))
         .merge(console::router())

@@ -323,6 +323,20 @@ pub struct BucketRegion {
     pub reachable: bool,
 }
 
+/// `POST /v1/buckets/{policy}/reset?tenant=42` succeeded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BucketReset {
+    /// Its policy.
+    pub policy: String,
+    /// Its id, in hex.
+    pub bucket: String,
+    /// Which of the cluster's resets it is.
+    pub number: u64,
+    /// Regions that are still to hear of it.
+    pub waits_for: Vec<String>,
+}
+
 /// `PUT /v1/policies` succeeded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -15,6 +15,7 @@ mod logs;
 mod members;
 mod metrics;
 mod region;
+mod resets;
 mod safety;
 mod supply;
 mod support;

@@ -5,10 +5,11 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use quorate::server::admin::{
     self, Access, AdminSource, ApplyError, BucketError, Feed, MetricsFormat, PolicyChange, RegionAction,
+    ResetError, ResetRequest,
 };
 use quorate::server::listen;
 use quorate::server::state::{
-    AppliedPolicies, BucketView, NotReady, RegionState, RegionStep, RegionsState, State,
+    AppliedPolicies, BucketReset, BucketView, NotReady, RegionState, RegionStep, RegionsState, State,
 };
 use quorate::telemetry::Metrics;
 use reqwest::{Method, RequestBuilder};
@@ -112,6 +113,23 @@ impl AdminSource for Source {
 
     fn feed(&self) -> Arc<Feed> {
         Arc::clone(&self.feed)
+    }
+
+    fn reset_bucket(&self, request: ResetRequest) -> BoxFuture<'_, Result<BucketReset, ResetError>> {
+        let ResetRequest { policy, values, by, reason } = request;
+        async move {
+            match policy.as_str() {
+                "tenants" => Ok(BucketReset {
+                    policy: format!("{policy} {values:?} {by}: {reason}"),
+                    number: 3,
+                    ..BucketReset::default()
+                }),
+                "free" => Err(ApplyError::Refused("nothing is to be reset".into()).into()),
+                "away" => Err(ApplyError::Unknown("no answer".into()).into()),
+                _ => Err(BucketError::NoPolicy(policy).into()),
+            }
+        }
+        .boxed()
     }
 }
 
@@ -377,6 +395,34 @@ async fn another_origins_page_changes_nothing() {
     let request = behind_a_proxy.to(Method::POST, "/v1/regions/ca-west/lead").bearer_auth("s3cret");
     let answer = behind_a_proxy.send(request.header("origin", "https://admin.example")).await;
     assert_eq!(answer.status, 503, "whoever has the token may");
+}
+
+#[tokio::test]
+async fn a_bucket_is_reset_by_whoever_may_and_with_a_reason() {
+    let admin = Admin::new(Some("s3cret"));
+    let ask = async |path: &str, body: &str| {
+        let request = admin.to(Method::POST, path).header("authorization", "Bearer s3cret");
+        admin.send(request.body(body.to_owned())).await
+    };
+    let path = "/v1/buckets/tenants/reset?tenant=42";
+    let answer = ask(path, r#"{"reason": " they\ncalled "}"#).await;
+    assert_eq!((answer.status, &answer.body["number"]), (200, &json!(3)));
+    let seen = r#"tenants [("tenant", "42")] 127.0.0.1 with the admin token: they called"#;
+    assert_eq!(answer.body["policy"], json!(seen), "on one line, with who asked");
+    for (path, body, status) in [
+        (path, "", 400),
+        (path, r#"{"reason": "  "}"#, 400),
+        (path, r#"{"reason": "r", "force": true}"#, 400),
+        ("/v1/buckets/nobody/reset?a=b", r#"{"reason": "r"}"#, 404),
+        ("/v1/buckets/free/reset?a=b", r#"{"reason": "r"}"#, 409),
+        ("/v1/buckets/away/reset?a=b", r#"{"reason": "r"}"#, 504),
+    ] {
+        assert_eq!(ask(path, body).await.status, status, "{path} {body}");
+    }
+    let long = json!({ "reason": "x".repeat(401) }).to_string();
+    assert_eq!(ask(path, &long).await.status, 400);
+    let request = admin.to(Method::POST, path).body(r#"{"reason": "r"}"#);
+    assert_eq!(admin.send(request).await.status, 401);
 }
 
 /// A page in a browser can send its own requests here, but under its own name.

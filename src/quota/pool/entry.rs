@@ -50,6 +50,10 @@ pub enum Op {
     AddRegion(AddRegion),
     /// A region leaves the cluster.
     RemoveRegion(RemoveRegion),
+    /// An operator gives a bucket back what it has spent.
+    ResetBucket(ResetBucket),
+    /// A region gives its own bucket its part of that.
+    TakeReset(TakeReset),
 }
 
 /// A region's only request about a bucket: "this is what I still hold, this is what I give back, this is what I need".
@@ -144,6 +148,32 @@ pub struct RemoveRegion {
     pub presume_dead: bool,
 }
 
+/// A bucket is to be full again, in every region: see [`super::Reset`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResetBucket {
+    /// The policy's id: see [`crate::quota::pool::PolicyView`].
+    pub policy: u32,
+    /// Which bucket of it.
+    pub bucket: BucketId,
+    /// Who decided; at most [`super::RESET_TEXT_MAX`] bytes.
+    pub by: String,
+    /// Why; at most [`super::RESET_TEXT_MAX`] bytes.
+    pub reason: String,
+}
+
+/// A region has heard of a reset. Only once this is committed, it gives its bucket what its reserve holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakeReset {
+    /// Which region.
+    pub region: RegionId,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// Which reset: [`super::Reset::number`].
+    pub number: u64,
+}
+
 /// What an entry did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
@@ -153,15 +183,34 @@ pub struct Applied {
     pub records: Vec<(RegionId, BucketId)>,
     /// Regions whose epoch changed.
     pub joined: Vec<RegionId>,
-    /// What became of a [`SetPolicies`], [`Op::Found`], [`AddRegion`] or [`RemoveRegion`] (of the last, if there were several).
+    /// What became of a [`SetPolicies`], [`Op::Found`], [`AddRegion`], [`RemoveRegion`] or [`ResetBucket`] (of the last, if there were several).
     pub policies: Option<PolicyOutcome>,
-    /// Did an acknowledgement count?
+    /// Did an acknowledgement count, of policies or of a reset?
     pub acknowledged: bool,
     /// Buckets whose books did not balance: they are frozen, and a person must look.
     pub breached: Vec<BucketId>,
 }
 
-/// What became of a change of policies or regions.
+/// Why a bucket was not reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum NoReset {
+    /// There is no such policy any more, or it has no limit.
+    #[error("the policy has no limit, or has just been removed")]
+    NoLimit,
+    /// The bucket's books did not balance.
+    #[error(
+        "the bucket's books did not balance: it is frozen until all that is lent has run out, and begins empty then"
+    )]
+    Frozen,
+    /// Too many are under way.
+    #[error("regions still have to hear of too many resets")]
+    TooMany,
+    /// The texts are too long.
+    #[error("who and why are too long")]
+    TooLong,
+}
+
+/// What became of a change of policies or regions, or of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PolicyOutcome {
     /// It is in force under this version.
@@ -172,4 +221,8 @@ pub enum PolicyOutcome {
     /// regions (too many, the last one, one that is still leaving), there is no cluster yet, or too many changes still wait
     /// for regions to acknowledge them.
     Refused,
+    /// The bucket was reset: the reset's number.
+    Reset(u64),
+    /// It was not.
+    NotReset(NoReset),
 }

@@ -4,6 +4,7 @@ use super::Pool;
 use super::ledger::Ledger;
 use super::members::Members;
 use super::policies::Policies;
+use super::resets::Resets;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{BucketId, RegionName};
 use serde::Deserialize;
@@ -25,6 +26,24 @@ impl From<PoolV1> for Pool {
     fn from(v1: PoolV1) -> Self {
         let PoolV1 { regions, epochs, tau, term, policies, buckets, evict_after } = v1;
         let members = Members::with_epochs(regions, epochs);
-        Self { members, tau, term, policies, buckets, evict_after }
+        PoolV2 { members, tau, term, policies, buckets, evict_after }.into()
+    }
+}
+
+/// The pool of a cluster that knew no resets: snapshot format 2.
+#[derive(Debug, Deserialize)]
+pub struct PoolV2 {
+    members: Members,
+    tau: Micros,
+    term: u64,
+    policies: Policies,
+    buckets: BTreeMap<BucketId, Ledger>,
+    evict_after: Option<BucketId>,
+}
+
+impl From<PoolV2> for Pool {
+    fn from(v2: PoolV2) -> Self {
+        let PoolV2 { members, tau, term, policies, buckets, evict_after } = v2;
+        Self { members, tau, term, policies, buckets, evict_after, resets: Resets::default() }
     }
 }

@@ -2,6 +2,7 @@
 
 mod members;
 mod replay;
+mod resets;
 mod rules;
 mod steady;
 mod support;
