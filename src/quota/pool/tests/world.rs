@@ -19,6 +19,7 @@ mod faults;
 mod histories;
 mod made_up;
 mod regions;
+mod resets;
 
 use super::support::*;
 use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
@@ -56,12 +57,15 @@ pub enum Bug {
     NewcomerAtOnce,
     RemovedUnheard,
     FormerLife,
+    ResetTwice,
 }
 
 /// What may change in a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changing {
     Nothing,
+    /// An operator resets the bucket now and then.
+    Resets,
     Policies,
     /// And policies, too.
     Regions,
@@ -95,6 +99,8 @@ struct Node {
     lagging: Option<(Part, i64)>,
     cut_off: i64,
     paused: i64,
+    /// The newest reset that it has filled in.
+    filled: u64,
 }
 
 enum Event {
@@ -132,6 +138,8 @@ pub struct World {
     // The bounds that may be in force, and the newest.
     bounds: Vec<(Rate, Tokens)>,
     settled_since: Option<Micros>,
+    /// What resets have made.
+    extra: Tokens,
     meter: Meter,
     changing: Changing,
     /// Region 0 dies and is replaced again and again.
@@ -143,6 +151,7 @@ pub struct World {
     pub grants: u64,
     pub admitted: Tokens,
     pub changes: u64,
+    pub resets: i64,
     pub came: u64,
     pub left: u64,
 }
@@ -179,6 +188,7 @@ impl World {
             open_stamp: Stamp::default(),
             bounds: vec![bound(&pool, policy)],
             settled_since: None,
+            extra: Tokens::ZERO,
             pool,
             meter: Meter::default(),
             changing,
@@ -190,6 +200,7 @@ impl World {
             grants: 0,
             admitted: Tokens::ZERO,
             changes: 0,
+            resets: 0,
             came: 0,
             left: 0,
             rng,
@@ -383,6 +394,7 @@ impl World {
         } else if node.replica.unacked(version).any(|r| r == region) {
             self.send(i, Op::Ack(Ack { region, version }));
         }
+        self.take_reset(i, region);
     }
 
     fn consider(&mut self, i: usize, queued: Tokens) {
@@ -481,6 +493,7 @@ impl World {
                 self.read(i, &record);
             }
         }
+        self.fill_reset(i);
     }
 
     fn part_to_use(&self, i: usize) -> Part {
@@ -605,7 +618,11 @@ impl World {
         self.commits += 1;
         self.tamper(&mut entry);
         let version = self.pool.version();
+        let before = (self.changing == Changing::Resets).then(|| self.pool.clone());
         let applied = self.pool.apply(term, &entry);
+        if let Some(before) = before {
+            self.allow_for_resets(term, &entry, &before);
+        }
         self.breached |= !applied.breached.is_empty();
         if self.pool.version() != version {
             // In force from the stamp on: the meter drains at the new rate from there.

@@ -20,7 +20,7 @@ impl World {
     pub(super) fn check(&mut self) -> Result<(), String> {
         self.narrow();
         let rate = self.bounds.iter().map(|b| b.0).max().unwrap();
-        let most = self.bounds.iter().map(|b| b.1).max().unwrap();
+        let most = self.bounds.iter().map(|b| b.1).max().unwrap() + self.extra;
         // Clocks tick in whole microseconds: a few of those, and rounding.
         let slack = Tokens(10_000) + rate.during(Micros(5));
         let spent = self.meter.level(rate, Micros(self.now));

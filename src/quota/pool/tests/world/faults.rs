@@ -8,10 +8,11 @@ impl World {
         let gap = self.rng.int(200 * MS, longest);
         self.at(self.now + gap, Event::Fault);
         let i = self.any_alive();
-        let changing = self.changing != Changing::Nothing;
+        let changing = matches!(self.changing, Changing::Policies | Changing::Regions);
         let kind = match self.changing {
             Changing::Regions if self.rng.percent(if self.hapless { 60 } else { 30 }) => 10,
             Changing::Policies if self.rng.percent(25) => 8,
+            Changing::Resets if self.rng.percent(30) && self.resets < 3 => 11,
             _ => self.rng.int(0, 9),
         };
         match kind {
@@ -22,7 +23,7 @@ impl World {
             1 => self.elect(),
             2 => {
                 let longest = match self.changing {
-                    Changing::Nothing => 30,
+                    Changing::Nothing | Changing::Resets => 30,
                     Changing::Policies => 90,
                     // (Those that are removed are cut off for longer.)
                     Changing::Regions => 20,
@@ -46,6 +47,7 @@ impl World {
             7 => self.attacker = i,
             8 if changing && self.bounds.len() < 4 => self.change_policies(i),
             10 if self.bounds.len() < 6 => self.change_regions(),
+            11 => self.reset(i),
             _ if self.leader.is_none() => self.elect(),
             _ => {}
         }
@@ -63,6 +65,7 @@ impl World {
         let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
         node.unseen = Unseen::adopt(None, shape, in_pool, node.generation, now);
         node.nonce = self.nonce;
+        node.filled = 0;
         node.epoch = None;
         node.ask = None;
         node.borrower.restart(mono);

@@ -4,6 +4,7 @@ use super::{Bug, Changing, World};
 
 fn campaign(seeds: std::ops::Range<u64>, changing: Changing) {
     let (mut commits, mut grants, mut changes, mut came, mut left) = (0, 0, 0, 0, 0);
+    let mut resets = 0;
     for seed in seeds {
         let (world, result) = World::run(seed, changing, None, time_of(changing));
         if let Err(what) = result {
@@ -14,11 +15,13 @@ fn campaign(seeds: std::ops::Range<u64>, changing: Changing) {
         changes += world.changes;
         came += world.came;
         left += world.left;
+        resets += world.resets;
     }
     println!("{commits} entries, {grants} grants, {changes} changes, {came} regions came, {left} left");
     // It would prove nothing if nothing had happened.
     let enough = match changing {
         Changing::Nothing => true,
+        Changing::Resets => resets > 40,
         Changing::Policies => changes > 20,
         Changing::Regions => changes > 20 && came > 20 && left > 3,
     };
@@ -28,6 +31,11 @@ fn campaign(seeds: std::ops::Range<u64>, changing: Changing) {
 #[test]
 fn no_history_admits_more_than_the_limit() {
     campaign(seeds(0), Changing::Nothing);
+}
+
+#[test]
+fn no_reset_makes_more_than_one_burst() {
+    campaign(seeds(3_000_000), Changing::Resets);
 }
 
 #[test]
@@ -77,7 +85,8 @@ fn every_mistake_is_found() {
     ];
     let by_changes = [RaiseAtOnce, AckBeforeStopping, FullAfterPolicy];
     let all = at_any_time.map(|bug| (bug, Changing::Nothing)).into_iter();
-    for (bug, changing) in all.chain(by_changes.map(|bug| (bug, Changing::Policies))) {
+    let all = all.chain(by_changes.map(|bug| (bug, Changing::Policies)));
+    for (bug, changing) in all.chain([(ResetTwice, Changing::Resets)]) {
         find(bug, changing, 0);
     }
 }

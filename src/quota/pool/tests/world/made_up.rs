@@ -30,6 +30,7 @@ impl Node {
             lagging: None,
             cut_off: 0,
             paused: 0,
+            filled: 0,
         }
     }
 }
