@@ -9,6 +9,7 @@ pub mod man;
 pub mod notify;
 pub mod policies;
 pub mod region;
+pub mod schema;
 pub mod screen;
 pub mod serve;
 pub mod status;
@@ -50,6 +51,10 @@ pub enum Command {
     Region(region::Args),
     /// Write a policy file from another rate limiter's configuration
     Import(import::Args),
+    /// Print the JSON Schema of region or policy files, for editors
+    Schema(schema::Args),
+    /// Print a shell's completion script
+    Completions(schema::Completions),
     /// Show a region's view of the cluster
     Status(status::Args),
     /// Show the hottest buckets of all regions, live

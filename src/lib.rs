@@ -18,7 +18,7 @@
 //! | session | the store's name for the same: which daemon holds the buckets, and since when there is data |
 //! | Raft clock, tau | time as the log knows it: never ahead of true time |
 //!
-//! # The two flows
+//! # The flows
 //!
 //! **A request** ([`server`] → [`limiter`] → [`store`]): a wire request is matched ([`quota::matching`]) to charges; the store
 //! takes all or none in one atomic step, under its own clock; what it found becomes a verdict ([`quota::verdict`]) and
@@ -32,6 +32,9 @@
 //! **What people see** ([`limiter::meter`] → [`node`] → [`server::admin`]): each region counts what passes, by policy and by its busiest
 //! buckets, and asks the others once a second what they counted. [`server::state`] is what comes of it, for the console
 //! (`server/console/`, plain files in the binary), `quorate top` and scripts. Nothing that is decided goes by it.
+//!
+//! **A reset** ([`server::admin`] → [`raft`] → [`quota::pool::Reset`] → [`reconcile`] → [`store`]): one operation fills the pool; each region says
+//! through the log that it has heard, and then gives its bucket what its reserve holds, once.
 //!
 //! # Rooms, and who may use whom
 //!

@@ -22,6 +22,8 @@ fn main() -> ExitCode {
         Command::Bucket(args) => cli::bucket::run(&args),
         Command::Region(args) => cli::region::run(&args),
         Command::Import(args) => cli::import::run(&args),
+        Command::Schema(args) => cli::schema::run(&args),
+        Command::Completions(args) => cli::schema::complete(&args),
         Command::Status(args) => cli::status::run(&args),
         Command::Top(args) => cli::top::run(&args),
         Command::Man(args) => cli::man::run(&args),

@@ -9,5 +9,7 @@ mod files;
 mod matching;
 #[path = "config/properties.rs"]
 mod properties;
+#[path = "config/schema.rs"]
+mod schema;
 #[path = "config/validate.rs"]
 mod validate;

@@ -4,7 +4,7 @@ use super::client;
 use crate::config;
 use crate::server::state::AppliedPolicies;
 use anyhow::{Context as _, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,12 +22,19 @@ pub struct Args {
 /// What to do with them.
 #[derive(Debug, clap::Subcommand)]
 pub enum Action {
-    /// Print the policies in force
-    Show,
+    /// Print the policies in force, as a policy file
+    Show {
+        /// Print them as JSON, with their version
+        #[arg(long)]
+        json: bool,
+    },
     /// Compare a file with the policies in force; exit code 1 if they differ
     Diff {
         /// A policy file
         file: PathBuf,
+        /// Print JSON: what either has and the other has not
+        #[arg(long)]
+        json: bool,
     },
     /// Commit a file's policies through Raft, all or nothing
     Apply {
@@ -36,6 +43,9 @@ pub enum Action {
         /// Check only
         #[arg(long)]
         dry_run: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -49,29 +59,47 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     client::runtime()?.block_on(async {
         let http = client::http()?;
         match &args.action {
-            Action::Show => {
-                print!("{}", show(&http, &url).await?);
+            Action::Show { json } => {
+                let (version, text) = show(&http, &url).await?;
+                if *json {
+                    println!("{:#}", json!({ "version": version, "policies": as_json(&text)? }));
+                } else {
+                    print!("{text}");
+                }
                 Ok(ExitCode::SUCCESS)
             }
-            Action::Diff { file } => diff(&show(&http, &url).await?, file),
-            Action::Apply { file, dry_run } => apply(args, &http, &url, file, *dry_run).await,
+            Action::Diff { file, json } => diff(&show(&http, &url).await?.1, file, *json),
+            Action::Apply { file, dry_run, json } => apply(args, &http, &url, (file, *dry_run), *json).await,
         }
     })
 }
 
-async fn show(http: &reqwest::Client, url: &str) -> anyhow::Result<String> {
+/// The policies in force and their version.
+async fn show(http: &reqwest::Client, url: &str) -> anyhow::Result<(u64, String)> {
     let answer = http.get(url).send().await;
     let answer = answer.map_err(|e| anyhow::anyhow!("no answer from {url}: {}", client::why(&e)))?;
     let status = answer.status();
+    let etag = answer
+        .headers()
+        .get("etag")
+        .and_then(|tag| tag.to_str().ok())
+        .map(|tag| tag.trim_matches('"').to_owned());
     let text = answer.text().await.context("the answer broke off")?;
     if !status.is_success() {
         bail!("{url} answered {status}: {text}");
     }
-    Ok(text)
+    let version = etag.and_then(|tag| tag.parse().ok()).with_context(|| format!("{url} names no version"))?;
+    Ok((version, text))
+}
+
+/// A policy file's list, for machines: numbers and booleans are what YAML takes them for.
+fn as_json(yaml: &str) -> anyhow::Result<Value> {
+    let file: Value = serde_saphyr::from_str(yaml).context("the policies in force are no YAML")?;
+    file.get("policies").cloned().context("the policies in force are no policy file")
 }
 
 /// Compares what the files mean, and prints what either has and the other has not.
-fn diff(in_force: &str, file: &Path) -> anyhow::Result<ExitCode> {
+fn diff(in_force: &str, file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let meaning = |name: &Path, text: &str| -> anyhow::Result<Vec<String>> {
@@ -79,11 +107,13 @@ fn diff(in_force: &str, file: &Path) -> anyhow::Result<ExitCode> {
         Ok(policies.iter().map(config::print::policy).collect())
     };
     let (old, new) = (meaning(Path::new("policies in force"), in_force)?, meaning(file, &text)?);
-    for gone in old.iter().filter(|policy| !new.contains(policy)) {
-        println!("- {gone}");
-    }
-    for come in new.iter().filter(|policy| !old.contains(policy)) {
-        println!("+ {come}");
+    let gone: Vec<&String> = old.iter().filter(|policy| !new.contains(policy)).collect();
+    let come: Vec<&String> = new.iter().filter(|policy| !old.contains(policy)).collect();
+    if json {
+        println!("{:#}", json!({ "same": old == new, "only_in_force": gone, "only_in_file": come }));
+    } else {
+        gone.iter().for_each(|gone| println!("- {gone}"));
+        come.iter().for_each(|come| println!("+ {come}"));
     }
     Ok(ExitCode::from(if old == new { 0 } else { super::NO }))
 }
@@ -92,8 +122,8 @@ async fn apply(
     args: &Args,
     http: &reqwest::Client,
     url: &str,
-    file: &Path,
-    dry_run: bool,
+    (file, dry_run): (&Path, bool),
+    json: bool,
 ) -> anyhow::Result<ExitCode> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
@@ -105,6 +135,10 @@ async fn apply(
     let body = answer.text().await.context("the answer broke off")?;
     if status.is_success() {
         let done: AppliedPolicies = serde_json::from_str(&body).context("the answer is no JSON")?;
+        if json {
+            println!("{body}");
+            return Ok(ExitCode::SUCCESS);
+        }
         println!(
             "{} version {}",
             if done.dry_run { "would become" } else { "policies are in force:" },

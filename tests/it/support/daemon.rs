@@ -163,6 +163,12 @@ impl Daemon {
         format!("http://{}", self.grpc)
     }
 
+    /// Where HTTP listens.
+    #[allow(dead_code, reason = "not for the benches")]
+    pub fn http_address(&self) -> SocketAddr {
+        self.http
+    }
+
     /// Where gRPC listens.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc
