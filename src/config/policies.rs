@@ -339,7 +339,7 @@ impl Reader<'_> {
     /// Names are unique, and what matches in a domain too.
     fn distinct(&mut self, items: &[Node], policies: &[Option<Policy>]) {
         let mut names: HashMap<&str, &Mark> = HashMap::new();
-        let mut matches: HashMap<(&str, Vec<(&str, Alike<'_>)>), (&str, &Mark)> = HashMap::new();
+        let mut matches: HashMap<Matched<'_>, (&str, &Mark)> = HashMap::new();
         for (node, policy) in items.iter().zip(policies) {
             let Some(policy) = policy else { continue };
             let mark = &node.mark;
@@ -386,6 +386,9 @@ fn policy_name(text: &str) -> Result<Arc<str>, Wrong> {
 
 /// What tells two matches apart: the exact value, or what values begin with.
 type Alike<'v> = Result<&'v str, &'v str>;
+
+/// A domain, and what is matched in it.
+type Matched<'v> = (&'v str, Vec<(&'v str, Alike<'v>)>);
 
 fn alike(value: &ValueMatch) -> Alike<'_> {
     match value {

@@ -138,7 +138,7 @@ fn written(amount: u32, unit: Unit, limits: Limits) -> (String, Option<&'static 
     }
     let (suffix, many) = of_rates(unit);
     let note = "the rate is rounded down: there is no longer unit of time for one than a day";
-    let note = (amount % many > 0).then_some(note);
+    let note = (!amount.is_multiple_of(many)).then_some(note);
     (format!("{{ rate: {}/{suffix}, burst: {amount} }}", amount / many), note)
 }
 
