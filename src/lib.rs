@@ -36,6 +36,9 @@
 //! buckets, and asks the others once a second what they counted. [`server::state`] is what comes of it, for the console
 //! (`server/console/`, plain files in the binary), `quorate top` and scripts. Nothing that is decided goes by it.
 //!
+//! **A reset** ([`server::admin`] → [`raft`] → [`quota::pool::Reset`] → [`reconcile`] → [`store`]): one operation fills the pool; each region says
+//! through the log that it has heard, and then gives its bucket what its reserve holds, once.
+//!
 //! # Rooms, and who may use whom
 //!
 //! | room | does | may use |

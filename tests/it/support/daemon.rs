@@ -164,6 +164,7 @@ impl Daemon {
     }
 
     /// Where HTTP listens.
+    #[allow(dead_code, reason = "not for the benches")]
     pub fn http_address(&self) -> SocketAddr {
         self.http
     }
