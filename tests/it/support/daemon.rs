@@ -136,6 +136,11 @@ impl Daemon {
         self.process.as_ref().expect("the daemon was started").signal(Signal::HUP);
     }
 
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.as_ref().expect("the daemon was started").signal(signal);
+    }
+
     /// SIGTERM: drains and ends.
     pub async fn stop(&mut self) -> ExitStatus {
         let mut process = self.process.take().expect("the daemon was started");
@@ -156,6 +161,11 @@ impl Daemon {
     /// `http://...` of the gRPC listener.
     pub fn grpc_url(&self) -> String {
         format!("http://{}", self.grpc)
+    }
+
+    /// Where HTTP listens.
+    pub fn http_address(&self) -> SocketAddr {
+        self.http
     }
 
     /// Where gRPC listens.
@@ -187,12 +197,6 @@ impl Daemon {
     #[allow(dead_code, reason = "not for the benches")]
     pub fn memory(&self) -> u64 {
         self.process.as_ref().map(Process::memory).unwrap_or_default()
-    }
-
-    /// Sends it a signal.
-    #[allow(dead_code, reason = "not for the benches")]
-    pub fn signal(&self, signal: Signal) {
-        self.process.as_ref().expect("the daemon was started").signal(signal);
     }
 
     /// What it has logged.
