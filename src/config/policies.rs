@@ -388,9 +388,6 @@ fn policy_name(text: &str) -> Result<Arc<str>, Wrong> {
 /// What tells two matches apart: the exact value, or what values begin with.
 type Alike<'v> = Result<&'v str, &'v str>;
 
-/// A domain, and what is matched in it.
-type Matched<'v> = (&'v str, Vec<(&'v str, Alike<'v>)>);
-
 fn alike(value: &ValueMatch) -> Alike<'_> {
     match value {
         ValueMatch::Exact(text) => Ok(text),
