@@ -51,7 +51,7 @@ async fn empty_until_it_is_said_that_nothing_was_spent(store: &AnyStore, session
 }
 
 async fn what_it_holds_is_known(store: &AnyStore) {
-    let (held, refused, never) = (bucket(90, 1, 10), bucket(91, 1, 10), bucket(92, 1, 10));
+    let (held, refused, never) = (bucket(240, 1, 10), bucket(241, 1, 10), bucket(242, 1, 10));
     let (before, known) = store.known(vec![held.id, never.id]).await.unwrap();
     assert_eq!(known, [false, false]);
     assert_eq!(spend(store, held, 5).await, Ok((true, 5)));
