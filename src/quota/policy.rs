@@ -190,6 +190,14 @@ impl Part {
         self.burst + self.overdraft
     }
 
+    /// This part, or as much of it as the other has. The overdraft is a part of the capacity: only their sum is compared.
+    #[must_use]
+    pub fn least(&self, other: &Self) -> Self {
+        let cap = self.cap().min(other.cap());
+        let overdraft = self.overdraft.min(cap);
+        Self { rate: self.rate.min(other.rate), burst: self.burst.min(cap - overdraft), overdraft }
+    }
+
     /// The region's bucket as its store keeps it: the rate discounted for clock drift.
     #[must_use]
     pub fn shape(&self) -> Shape {
