@@ -151,12 +151,22 @@ impl Unseen {
 
 impl Unseen {
     /// What the store is told of a bucket of a quota's window that it may not hold: when the window began and ends, by the
-    /// store's clock. If that was after this generation of data began, nothing can have been spent of it before, and it is
+    /// daemon's monotonic clock (see [`Self::in_store`]). If that was after this generation of data began, nothing can have been spent of it before, and it is
     /// full; else nobody can say, and it is empty (unless the store knows that nothing was ever spent). Its end is also when the
     /// store may forget it.
     #[must_use]
     pub const fn of_window(turn: Turn) -> Self {
         Self { level: Tokens(turn.end.0), at: turn.start }
+    }
+
+    /// The same as the store sees it, whose clock is `ahead` of the daemon's monotonic one. Only windows are told by the
+    /// daemon's clock: they may be older than the session with the store, whose clock may be another in the next.
+    #[must_use]
+    pub fn in_store(self, shape: Shape, ahead: Micros) -> Self {
+        if !shape.is_windowed() {
+            return self;
+        }
+        Self { level: Tokens(self.level.0.saturating_add(ahead.0)), at: self.at + ahead }
     }
 
     /// The same on another clock, which reads `to` when this one reads `from`.

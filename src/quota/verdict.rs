@@ -3,7 +3,8 @@
 //! The names and formats of header fields are all in [`Fields`], because the draft they follow still changes.
 
 use super::amount::{Micros, Rate, Tokens};
-use super::policy::{Limit, Mode, Policy, TokenBucket, Unit};
+use super::calendar::Turn;
+use super::policy::{Limit, Mode, Policy, TokenBucket, Window};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -35,8 +36,10 @@ pub struct LimitVerdict {
     pub allowed: bool,
     /// Tokens a [`Self::per`].
     pub limit: u64,
-    /// The unit of time of [`Self::limit`].
-    pub per: Unit,
+    /// The time that [`Self::limit`] is for; `None`: so many at a time.
+    pub per: Option<Window>,
+    /// How long the window of a quota is that the request was in: months and years differ.
+    pub window: Option<Micros>,
     /// What the bucket holds at most, in whole tokens.
     pub burst: u64,
     /// What is left, in whole tokens, rounded down.
@@ -138,17 +141,48 @@ pub struct Terms<'a> {
     /// The policy's mode.
     pub mode: Mode,
     /// The limit; `None`: unlimited.
-    pub limit: Option<TokenBucket>,
+    pub limit: Option<Scale>,
     /// The policy only counts.
     pub shadow: bool,
 }
 
+/// A limit's numbers, as answers tell them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// Tokens, or permits, ...
+    pub amount: u64,
+    /// ... in so much time; `None`: at a time.
+    pub per: Option<Window>,
+    /// The most that can be had at once, in whole tokens.
+    pub burst: u64,
+}
+
+impl Scale {
+    /// Those of a policy's limit; `None`: unlimited.
+    #[must_use]
+    pub fn of(limit: &Limit) -> Option<Self> {
+        match limit {
+            Limit::TokenBucket(bucket) => Some((*bucket).into()),
+            Limit::Quota(quota) => {
+                Some(Self { amount: quota.quota, per: Some(quota.per), burst: quota.quota })
+            }
+            Limit::Concurrent(concurrent) => {
+                Some(Self { amount: concurrent.permits, per: None, burst: concurrent.permits })
+            }
+            Limit::Unlimited => None,
+        }
+    }
+}
+
+impl From<TokenBucket> for Scale {
+    fn from(bucket: TokenBucket) -> Self {
+        Self { amount: bucket.amount, per: Some(Window::Calendar(bucket.per)), burst: bucket.burst }
+    }
+}
+
 impl<'a> From<&'a Policy> for Terms<'a> {
     fn from(policy: &'a Policy) -> Self {
-        let limit = match policy.limit {
-            Limit::TokenBucket(bucket) => Some(bucket),
-            Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_) => None,
-        };
+        let limit = Scale::of(&policy.limit);
         Self { policy: &policy.name, mode: policy.mode, limit, shadow: policy.shadow }
     }
 }
@@ -157,7 +191,8 @@ impl Terms<'_> {
     /// The most that one request can ever be granted.
     #[must_use]
     pub fn ceiling(&self) -> Tokens {
-        let burst = self.limit.map_or(Tokens::MAX, |limit| limit.burst());
+        let whole = |limit: Scale| Tokens::whole(i64::try_from(limit.burst).unwrap_or(i64::MAX));
+        let burst = self.limit.map_or(Tokens::MAX, whole);
         match self.mode {
             Mode::Approximate { max_overshoot } => burst + max_overshoot.of_tokens(burst),
             Mode::Strict | Mode::Split => burst,
@@ -176,6 +211,21 @@ pub struct Sight {
     pub rate: Rate,
     /// What it can hold.
     pub cap: Tokens,
+}
+
+/// A quota as a request found it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaSight {
+    /// Did the cost fit?
+    pub fits: bool,
+    /// What is left of it as far as this region knows: its own, and what it might be lent.
+    pub left: Tokens,
+    /// The window.
+    pub turn: Turn,
+    /// The time of day.
+    pub now: Micros,
+    /// How long it takes to be lent something; `None`: nothing can be lent.
+    pub lent_after: Option<Micros>,
 }
 
 /// What a region may hope to get from the pool, beyond what it holds.
@@ -280,6 +330,36 @@ impl LimitVerdict {
         }
     }
 
+    /// The answer of a quota whose bucket was seen, as `turn` looks at it; `denial` as for [`Self::seen`]. A denial ends with the
+    /// window, or as soon as what is left in the pool has been lent.
+    #[must_use]
+    pub fn in_window(
+        terms: Terms<'_>,
+        descriptor: usize,
+        cost: Tokens,
+        quota: &QuotaSight,
+        denial: Reason,
+    ) -> Self {
+        let allowed = quota.fits || terms.shadow;
+        let left = (quota.turn.end - quota.now).or_zero();
+        let lent_soon = quota.lent_after.filter(|_| cost <= quota.left);
+        let wait = lent_soon.map_or(left, |after| left.min(after));
+        let retry = (!quota.fits && cost <= terms.ceiling()).then_some(wait.max(Micros(1)));
+        Self {
+            allowed,
+            remaining: u64::try_from(quota.left.floor()).unwrap_or(0),
+            reset: if allowed { left } else { retry.unwrap_or(Micros::ZERO) },
+            retry_after: retry.filter(|_| !allowed),
+            reason: match (quota.fits, terms.shadow) {
+                (true, _) => Reason::Ok,
+                (false, true) => Reason::Shadow,
+                (false, false) => denial,
+            },
+            window: Some(quota.turn.length()),
+            ..Self::unlimited(terms, descriptor)
+        }
+    }
+
     /// The answer of a limit whose store gave none: as `on_store_failure` says. (A cost that never fits is a denial
     /// that never ends, store or not.)
     #[must_use]
@@ -312,7 +392,8 @@ impl LimitVerdict {
             mode: terms.mode,
             allowed: true,
             limit: limit.map_or(u64::MAX, |l| l.amount),
-            per: limit.map_or(Unit::Second, |l| l.per),
+            per: limit.and_then(|l| l.per),
+            window: None,
             burst: limit.map_or(u64::MAX, |l| l.burst),
             remaining: u64::MAX,
             reset: Micros::ZERO,
@@ -371,7 +452,7 @@ pub fn until_full(sight: Sight) -> Micros {
 ///
 /// `RateLimit-Policy` and `RateLimit` are those of draft-ietf-httpapi-ratelimit-headers-10 (an Internet-Draft, not an
 /// RFC): one quota policy item (section 3) with `q` and `w`, one service limit item (section 4) with `r` and `t`.
-/// Names of items are Structured Field strings (RFC 9651, section 3.3.3), numbers are Structured Field integers
+/// What is limited at a time has no `w`, but the quota unit `qu="concurrent-requests"` (section 3). Names of items are Structured Field strings (RFC 9651, section 3.3.3), numbers are Structured Field integers
 /// (section 3.3.1: at most 15 digits). `X-RateLimit-*` are the older, informal ones. `Retry-After` is RFC 9110,
 /// section 10.2.3.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -415,7 +496,14 @@ impl Fields {
         let mut policy = String::with_capacity(name_length.saturating_add(48));
         quoted(&mut policy, &limit.policy);
         // Writing to a String does not fail.
-        let _ = write!(policy, ";q={};w={}", sf_integer(limit.limit), limit.per.seconds());
+        let _ = write!(policy, ";q={}", sf_integer(limit.limit));
+        let _ = match limit.per {
+            Some(per) => {
+                let length = limit.window.map_or(per.seconds(), Micros::ceil_seconds);
+                write!(policy, ";w={length}")
+            }
+            None => policy.write_str(";qu=\"concurrent-requests\""),
+        };
         let mut state = String::with_capacity(name_length.saturating_add(48));
         quoted(&mut state, &limit.policy);
         let _ = write!(state, ";r={}", sf_integer(limit.remaining));
@@ -461,7 +549,7 @@ fn quoted(out: &mut String, name: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::policy::{OnStoreFailure, Reserve, Share};
+    use crate::quota::policy::{Algorithm, OnStoreFailure, Quota, Reserve, Share, Unit};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -547,6 +635,44 @@ mod tests {
         let soon = policy("fast", limit(1_000_000, Unit::Second, 1_000_000));
         let verdict = Verdict::new(vec![asked(&soon, 0, 2, 1)], 1, true);
         assert_eq!(verdict.fields().unwrap().retry_after, Some(1), "at least a second");
+    }
+
+    #[test]
+    fn a_quota_comes_back_when_its_window_ends() {
+        let per = Window::Calendar(Unit::Month);
+        let quota = Limit::Quota(Quota { quota: 5, per, algorithm: Algorithm::FixedWindow });
+        let plan = Policy { limit: quota, ..policy("plan", limit(1, Unit::Second, 1)) };
+        // February 2024, half a second before its end.
+        let turn = per.turn_at(Micros::seconds(1_709_164_800));
+        let now = turn.end - Micros::millis(500);
+        let sight =
+            QuotaSight { fits: false, left: Tokens::ZERO, turn, now, lent_after: Some(Micros::millis(250)) };
+        let answer = |sight: &QuotaSight, cost| {
+            let verdict =
+                LimitVerdict::in_window((&plan).into(), 0, Tokens::whole(cost), sight, Reason::OverLimit);
+            lines(&Verdict::new(vec![verdict], 1, true))
+        };
+        let plan_lines = |state: &str, remaining: u32, retry: Option<&str>| {
+            let mut lines = vec![
+                "ratelimit-policy: \"plan\";q=5;w=2505600".to_owned(),
+                format!("ratelimit: \"plan\";r={remaining}{state}"),
+                "x-ratelimit-limit: 5".to_owned(),
+                format!("x-ratelimit-remaining: {remaining}"),
+                format!("x-ratelimit-reset: {}", state.trim_start_matches(";t=").parse().unwrap_or(0)),
+            ];
+            lines.extend(retry.map(|t| format!("retry-after: {t}")));
+            lines
+        };
+        assert_eq!(answer(&sight, 1), plan_lines(";t=1", 0, Some("1")));
+        let early = QuotaSight { now: turn.end - Micros::seconds(86_400), ..sight };
+        assert_eq!(answer(&early, 1), plan_lines(";t=86400", 0, Some("86400")));
+        let pooled = QuotaSight { left: Tokens::whole(3), ..early };
+        assert_eq!(answer(&pooled, 3), plan_lines(";t=1", 3, Some("1")), "the pool has it");
+        assert_eq!(answer(&pooled, 4), plan_lines(";t=86400", 3, Some("86400")));
+        assert_eq!(answer(&pooled, 6), plan_lines("", 3, None), "more than the quota: never");
+        assert_eq!(answer(&QuotaSight { fits: true, ..pooled }, 3), plan_lines(";t=86400", 3, None));
+        let over = QuotaSight { left: Tokens::whole(-2), lent_after: None, ..early };
+        assert_eq!(answer(&over, 0), plan_lines(";t=86400", 0, Some("86400")), "cut below what is spent");
     }
 
     #[test]

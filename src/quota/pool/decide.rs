@@ -103,11 +103,9 @@ fn lend_for_good(
     let (_, free_burst) = ledger.free(terms);
     // Whole tokens: crumbs would be left over in every region at the end.
     let whole = |tokens: Tokens| Tokens::whole(tokens.floor());
-    let mut tokens = whole(lacks + Tokens(MICROS_PER_TOKEN.saturating_sub(1)));
-    tokens = whole(tokens.min(most).min(left).min(free_burst)).or_zero();
-    if tokens < quantum.min(lacks) {
-        tokens = Tokens::ZERO; // a part of a request's cost is of use to nobody
-    }
+    let lacks = whole(lacks + Tokens(MICROS_PER_TOKEN.saturating_sub(1)));
+    // What is left at the end may be less than the largest request costs: smaller ones can still use it.
+    let tokens = whole(lacks.min(most).min(left).min(free_burst)).or_zero();
     Decision {
         rate: Rate::ZERO,
         burst: record.burst + tokens,
