@@ -290,7 +290,8 @@ impl Policies {
     /// The newest version can settle once nothing that was lent under an older one is out.
     fn await_settling(&mut self, tau: Micros) {
         let editions = self.slots.iter().flat_map(|slot| &slot.editions);
-        let longest = editions.filter_map(|e| e.cut.as_ref()).map(|cut| cut.lease).max().unwrap_or_default();
+        let lent = editions.filter_map(|e| e.cut.as_ref()).filter(|cut| cut.pooled);
+        let longest = lent.map(|cut| cut.lease).max().unwrap_or_default();
         self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
     }
 
