@@ -20,6 +20,9 @@ const SLACK: Micros = Micros::millis(500);
 /// requests that come together, so that they can share a call to the store.
 const STEP: Micros = Micros::millis(50);
 
+/// Before any store's clock began.
+const LONG_AGO: Micros = Micros(i64::MIN / 2);
+
 /// The time of day.
 #[derive(Debug, Default)]
 pub struct TimeOfDay {
@@ -34,6 +37,8 @@ pub struct TimeOfDay {
 pub struct Anchor {
     /// The time of day, in microseconds since 1970-01-01T00:00:00Z ...
     pub wall: Micros,
+    /// ... and what it would be if it had never stood still ([`Pool::wall_run`](crate::quota::pool::Pool::wall_run)) ...
+    pub run: Micros,
     /// ... when the daemon's monotonic clock read this.
     pub mono: Micros,
 }
@@ -59,14 +64,18 @@ impl TimeOfDay {
     /// The cluster agrees on this; `None`: nobody knows what it agrees on.
     pub fn agree(&self, anchor: Option<Anchor>) {
         let known = self.agreed.load();
-        let near = |old: &Anchor, new: &Anchor| (old.at(new.mono) - new.wall).0.saturating_abs() < STEP.0;
+        let near = |old: &Anchor, new: &Anchor| {
+            let off = old.at(new.mono) - new.wall;
+            let run = (old.run - old.wall) - (new.run - new.wall);
+            off.0.saturating_abs() < STEP.0 && run.0.saturating_abs() < STEP.0
+        };
         let same = match (known.as_deref(), &anchor) {
             (Some(old), Some(new)) => near(old, new),
             (None, None) => true,
             _ => false,
         };
         if let Some(new) = &anchor {
-            let early = self.last.load(Ordering::Relaxed).saturating_sub(new.wall.0);
+            let early = self.last.load(Ordering::Relaxed).saturating_sub(new.run.0);
             self.early.fetch_max(early, Ordering::Relaxed);
         }
         if !same {
@@ -95,11 +104,15 @@ impl TimeOfDay {
     #[must_use]
     pub fn unseen(&self, turn: Turn) -> Option<Unseen> {
         let agreed = self.agreed.load();
-        let Anchor { wall, mono } = **agreed.as_ref()?;
-        let by_mono = |time: Micros| time - wall + mono;
+        let Anchor { run, mono, .. } = **agreed.as_ref()?;
+        let by_mono = |time: Micros| time - run + mono;
         // The region may have entered it by so much sooner than is agreed now: it is rather taken for empty than for full.
         let early = Micros(self.early.load(Ordering::Relaxed)).max(SLACK) + SLACK;
         let (start, end) = (by_mono(turn.start) - early, by_mono(turn.end) + SLACK);
+        if end <= clock::now() {
+            // The time of day stands still, and the store may have forgotten what was spent of it already.
+            return Some(Unseen::of_window(Turn { start: LONG_AGO, end }));
+        }
         Some(Unseen::of_window(Turn { start, end }))
     }
 }
@@ -109,7 +122,7 @@ mod tests {
     use super::*;
 
     fn at(wall: Micros) -> Option<Anchor> {
-        Some(Anchor { wall, mono: clock::now() })
+        Some(Anchor { wall, run: wall, mono: clock::now() })
     }
 
     #[test]
@@ -137,6 +150,19 @@ mod tests {
     }
 
     #[test]
+    fn a_window_that_lasts_longer_than_it_is_long_is_not_full_again() {
+        let day = TimeOfDay::default();
+        let (wall, mono) = (clock::wall(), clock::now());
+        let turn = Window::Length { seconds: 60 }.turn_at(wall);
+        let waited = |seconds| Some(Anchor { wall, run: wall + Micros::seconds(seconds), mono });
+        day.agree(waited(20));
+        let began = day.unseen(turn).unwrap().at;
+        assert!(mono - began >= wall - turn.start + Micros::seconds(20), "it has stood still for 20 s in it");
+        day.agree(waited(61));
+        assert!(day.unseen(turn).unwrap().at < Micros(i64::MIN / 4), "and may be forgotten by the store");
+    }
+
+    #[test]
     fn requests_that_come_together_agree_on_the_window() {
         let day = TimeOfDay::default();
         day.agree(at(clock::wall()));
@@ -145,7 +171,8 @@ mod tests {
         let Unseen { level: end, at: start } = first.unseen;
         assert_eq!(Micros(end.0) - start, first.turn.length() + SLACK + SLACK + SLACK);
         for drift in 0..20 {
-            let drifted = Anchor { wall: clock::wall() + Micros::millis(drift), mono: clock::now() };
+            let wall = clock::wall() + Micros::millis(drift);
+            let drifted = Anchor { wall, run: wall, mono: clock::now() };
             day.agree(Some(drifted));
             assert_eq!(day.present(window).unwrap().unseen, first.unseen);
         }

@@ -152,8 +152,9 @@ impl Unseen {
 impl Unseen {
     /// What the store is told of a bucket of a quota's window that it may not hold: when the window began and ends, by the
     /// daemon's monotonic clock (see [`Self::in_store`]). If that was after this generation of data began, nothing can have been spent of it before, and it is
-    /// full; else nobody can say, and it is empty (unless the store knows that nothing was ever spent). Its end is also when the
-    /// store may forget it.
+    /// full; else nobody can say, and it is empty (unless the store knows that nothing was ever spent, and the beginning is after
+    /// 1970 by its clock: it may have forgotten the bucket of a window that has lasted too long). Its end is also when the store may
+    /// forget it.
     #[must_use]
     pub const fn of_window(turn: Turn) -> Self {
         Self { level: Tokens(turn.end.0), at: turn.start }
@@ -265,8 +266,9 @@ impl Bucket {
     pub fn unseen(shape: Shape, unseen: Option<Unseen>, generation: Generation, now: Micros) -> Self {
         let shape = shape.exact();
         if shape.is_windowed() {
-            let began = unseen.is_some_and(|u| u.at > generation.start);
-            let level = if generation.full || began { shape.cap } else { Tokens::ZERO };
+            let since = unseen.map_or(Micros::ZERO, |u| u.at);
+            let unspent = since > Micros::ZERO && (generation.full || since > generation.start);
+            let level = if unspent { shape.cap } else { Tokens::ZERO };
             let ends = unseen.map(|u| Micros(exact(u.level.0)));
             return Self { shape, level: Level::new(level), at: now, hold: now, lease: None, ends };
         }

@@ -217,6 +217,12 @@ impl Pool {
         self.windows.walls.at(&self.members, tau.max(self.tau))
     }
 
+    /// What [`Self::wall`] would be if it had never stood still (for clocks that were set back). `None` as there.
+    #[must_use]
+    pub fn wall_run(&self, tau: Micros) -> Option<Micros> {
+        self.windows.walls.run_at(&self.members, tau.max(self.tau))
+    }
+
     /// What a region has said last about the time of day.
     #[must_use]
     pub fn reading(&self, region: RegionId) -> Option<Reading> {

@@ -41,14 +41,15 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             return None;
         }
         let age = (now - self.raft.applied_at().at).or_zero();
-        let (mine, day, tau) = {
+        let (mine, day, run, tau) = {
             let pool = self.raft.pool();
             let pool = pool.read();
             let tau = pool.tau() + age.discount(DRIFT_PPM);
-            (pool.reading(me), pool.wall(tau), tau)
+            (pool.reading(me), pool.wall(tau), pool.wall_run(tau), tau)
         };
         self.said.heard |= mine.is_some_and(|mine| self.said.readings.contains(&mine.wall));
-        let agreed = day.filter(|_| self.said.heard).map(|wall| Anchor { wall, mono: now });
+        let agreed = day.zip(run).filter(|_| self.said.heard);
+        let agreed = agreed.map(|(wall, run)| Anchor { wall, run, mono: now });
         self.core.time.agree(agreed);
         let wall = clock::wall();
         let off = |said: Micros| Micros((said - wall).0.saturating_abs()) > OFF + self.rtt;

@@ -27,6 +27,8 @@ pub(super) struct Walls {
     readings: Vec<Option<Reading>>,
     /// The latest that it has ever been; `None`: no majority has spoken yet.
     reached: Option<Micros>,
+    /// The same if it had never had to wait for clocks that were set back: see [`Walls::run_at`].
+    run: Reading,
 }
 
 /// A region's wall clock, read.
@@ -75,10 +77,23 @@ impl Walls {
         self.reached.max(agreed)
     }
 
+    /// What the time of day would be at Raft time `tau` if it had never stood still: it was `t` ago what this was less `t`. So
+    /// it says how long ago a window began, and how long its buckets have been there.
+    pub(super) fn run_at(&self, members: &Members, tau: Micros) -> Option<Micros> {
+        self.reached?;
+        Some(self.run.at(tau).max(self.at(members, tau)?))
+    }
+
     /// It does not go back behind Raft time `tau`.
     pub(super) fn advance(&mut self, members: &Members, tau: Micros) {
-        if !self.readings.is_empty() {
-            self.reached = self.at(members, tau);
+        if self.readings.is_empty() {
+            return;
         }
+        let now = self.at(members, tau);
+        if let Some(now) = now {
+            let run = if self.reached.is_some() { self.run.at(tau).max(now) } else { now };
+            self.run = Reading { wall: run, tau };
+        }
+        self.reached = now;
     }
 }

@@ -6,7 +6,7 @@
 -- ARGV[2]  '<dd': the window of store time in which this call may run
 -- ARGV[3]  for each bucket key '<dddd': rate and cap of its reserve; level (below 0: full) and time of a bucket that
 --          is not stored. A rate below 0: the bucket is one of a quota's window; then its cap, and when the window ends
---          (below 0: nobody knows) and began
+--          (below 0: nobody knows) and began (0: too long ago to be full)
 --
 -- Answers begin with a letter: F (fenced: another session, or the data is gone), C (the clock is outside the window), or
 -- K and what the script says of itself. After F and C nothing has changed. All numbers are integers below 2^53, which
@@ -100,7 +100,7 @@ end
 local function unseen(rate, cap, level, at)
   local b = { level = cap, rem = 0, at = now, hold = now, rate = rate, cap = cap, burst = 0, rho = 0 }
   if rate < 0 then
-    if not generation_full and at <= generation_start then
+    if at <= 0 or not generation_full and at <= generation_start then
       b.level = 0
     end
     return b
