@@ -26,8 +26,8 @@ mod tests;
 pub use clock::RaftClock;
 pub use decide::SLOW;
 pub use entry::{
-    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, Join, NoReset, Op, PolicyOutcome, RegionId, RemoveRegion,
-    ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
+    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, Join, NoReset, Op, PolicyOutcome, RegionId,
+    RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
 pub use former::{PoolV1, PoolV2, PoolV3};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};

@@ -66,8 +66,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                     unseen = None;
                 }
                 let policy = view.policy.clone();
-                let next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
-                ActivePolicy { held: held(view.id), ..next }
+                let mut next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
+                next.held = held(view.id);
+                next
             })
             .collect();
         for gone in before.policies().filter(|p| pool.policies().all(|view| view.id != p.id)) {
