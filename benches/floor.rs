@@ -27,7 +27,8 @@ struct Always {
 impl Decide for Always {
     async fn check(&self, request: &Request<'_>, _: Option<Duration>) -> Result<Verdict, RequestFault> {
         let limit = TokenBucket { amount: 1000, per: Unit::Second, burst: 2000 };
-        let terms = Terms { policy: &self.policy, mode: Mode::Split, limit: Some(limit), shadow: false };
+        let terms =
+            Terms { policy: &self.policy, mode: Mode::Split, limit: Some(limit.into()), shadow: false };
         let sight =
             Sight { fits: true, level: Tokens::whole(41), rate: Rate::per_second(1000), cap: limit.burst() };
         let descriptors = match request.subject {

@@ -76,6 +76,12 @@ bugs! {
     AckAtOnce = "ack-at-once",
     /// A daemon that starts again goes by older policies than it has acknowledged, until its log has caught up.
     WordForgotten = "word-forgotten",
+    /// The cluster's time of day is that of the clock that is furthest ahead, not that of a majority.
+    FirstClockCounts = "first-clock-counts",
+    /// The pool takes asks about windows that have ended.
+    EndedWindowAccepted = "ended-window-accepted",
+    /// A change of reserves or weights gives some more of a window's quota although others may have spent it.
+    QuotaMovedMidWindow = "quota-moved-mid-window",
     /// Buckets that the store does not hold are full after a change of policies.
     FullAfterPolicyChange = "full-after-policy-change",
 }

@@ -21,8 +21,8 @@ pub fn now() -> Micros {
     read(id)
 }
 
-/// Microseconds since the Unix epoch, by a clock that anyone may set. Nothing in the protocol goes by it: it is here for
-/// the deliberate bug that does.
+/// Microseconds since the Unix epoch, by a clock that anyone may set. Nothing in the protocol goes by it alone: regions tell each
+/// other what theirs read, and a majority of them says when windows of quotas turn.
 #[must_use]
 pub(crate) fn wall() -> Micros {
     #[cfg(feature = "sim")]

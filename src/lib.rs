@@ -14,6 +14,8 @@
 //! | reserve | the part of a limit that each region may always spend, with no word from anyone |
 //! | pool | the rest of the limit, lent to regions through Raft |
 //! | lease, slice | a part of a pool lent to a region: tokens, burst, rate, and when it ends |
+//! | window, turn | what a quota is for: a unit of the calendar or a length of time; one such span, from its beginning to its end |
+//! | time of day | the latest that the wall clocks of a majority of the regions have reached, forward only: what windows turn by |
 //! | epoch | a region's life between two losses of state; what was lent under an older one is not used any more |
 //! | session | the store's name for the same: which daemon holds the buckets, and since when there is data |
 //! | Raft clock, tau | time as the log knows it: never ahead of true time |

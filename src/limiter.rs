@@ -8,13 +8,15 @@ mod fallback;
 pub mod meter;
 pub mod newcomers;
 pub mod table;
+pub mod time_of_day;
 
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
-use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject};
-use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, TokenBucket, ValueMatch};
+use crate::quota::calendar::Turn;
+use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject, window_bucket};
+use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, Quota, TokenBucket, ValueMatch};
 use crate::quota::redaction::Redaction;
-use crate::quota::verdict::{Elsewhere, LimitVerdict, Reason, Sight, Terms, Verdict};
+use crate::quota::verdict::{Elsewhere, LimitVerdict, QuotaSight, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
 use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
 use crate::telemetry::metrics::{Check, Waited};
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 use table::{Asking, Table, Tally};
+use time_of_day::{Present, TimeOfDay};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 use tracing::field::Empty;
@@ -48,6 +51,8 @@ pub struct Core {
     pub active: ArcSwap<Active>,
     /// Demand by bucket.
     pub table: Table,
+    /// The time of day, for windows of quotas.
+    pub time: TimeOfDay,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// What passes, by policy and by the busiest buckets.
@@ -75,6 +80,7 @@ impl Core {
         Self {
             active: ArcSwap::from_pointee(active),
             table: Table::default(),
+            time: TimeOfDay::default(),
             metrics,
             meter: Meter::default(),
             newcomers: Newcomers::new(NewBuckets::default()),
@@ -106,7 +112,7 @@ impl Core {
 
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
     fn in_pool(&self, held: &Held<'_>) -> Tokens {
-        (self.peek)(held.policy.id, held.charge.bucket).unwrap_or(held.policy.pool_full)
+        (self.peek)(held.policy.id, held.bucket()).unwrap_or(held.policy.pool_full)
     }
 
     /// How many requests wait for a lease now.
@@ -149,13 +155,23 @@ pub struct Limiter<S> {
     caller: Caller,
 }
 
+/// What a charge is held against.
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    Bucket(TokenBucket),
+    /// A quota, in the window that it is now; the charge is on that window's bucket.
+    Quota(Quota, Present),
+}
+
 /// A charge with what is needed to judge it.
 #[derive(Clone)]
 struct Held<'a> {
     charge: Charge,
+    /// The bucket's name: of a quota in all windows.
+    name: BucketId,
     policy: &'a ActivePolicy,
     /// `None`: unlimited.
-    limit: Option<TokenBucket>,
+    limit: Option<Bound>,
     /// An override's bucket is this region's alone.
     own: bool,
     tally: Option<Arc<Tally>>,
@@ -180,7 +196,10 @@ impl<S: Store> Decide for Limiter<S> {
         if !matched.unmatched.is_empty() {
             self.core.metrics.unmatched(request.domain);
         }
-        let mut held = hold(&active, &matched);
+        let Some(mut held) = hold(&active, &matched, &self.core.time) else {
+            // Nobody can say yet which window of a quota it is.
+            return Ok(Verdict::undecided(descriptors));
+        };
         let limits = if held.iter().any(|h| h.limit.is_some()) {
             self.take_known(&mut held, deadline.map(|d| begun + d)).await
         } else {
@@ -261,11 +280,11 @@ impl<S: Store> Limiter<S> {
             if !held.policy.pooled || held.own {
                 continue;
             }
-            let cap = held.policy.shape.cap;
+            let cap = held.shape().cap;
             let low = !seen.fits || seen.level < cap.mul_div(1, 2) || seen.cap > cap;
-            let (id, bucket) = (held.policy.id, held.charge.bucket);
+            let (id, bucket) = (held.policy.id, held.bucket());
             held.tally = match self.core.table.get(id, &bucket) {
-                None if low => self.core.table.get_or_make(id, bucket, self.core.in_pool(held)),
+                None if low => self.core.table.get_or_make(id, bucket, held.turn(), self.core.in_pool(held)),
                 known => known,
             };
             let Some(tally) = &held.tally else { continue };
@@ -298,7 +317,7 @@ impl<S: Store> Limiter<S> {
         let _place = Place::take(&self.core.waiting)?;
         let guards: Option<Vec<_>> = lacking
             .iter()
-            .map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.policy.pool_full + h.policy.shape.cap))
+            .map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.policy.pool_full + h.shape().cap))
             .collect();
         let _guards = guards?;
         let (began, span) = (Instant::now(), trace::child(|| trace_span!("wait for lease", outcome = Empty)));
@@ -364,12 +383,16 @@ impl<S: Store> Limiter<S> {
             .enumerate()
             .map(|(index, h)| match &h.limit {
                 None => h.unlimited(),
-                Some(limit) => {
+                Some(bound) => {
                     let seen = seen.next().copied().unwrap_or_default();
                     // Two descriptors may share a bucket: what has to fit is all of it so far.
                     let others = held.iter().take(index).filter(|other| other.bucket() == h.bucket());
                     let before = others.map(|other| other.charge.cost.or_zero()).sum::<Tokens>();
-                    self.judge_one(h, limit, h.charge.cost + before, seen)
+                    let cost = h.charge.cost + before;
+                    match bound {
+                        Bound::Bucket(limit) => self.judge_one(h, limit, cost, seen),
+                        Bound::Quota(quota, present) => self.judge_quota(h, quota, *present, cost, seen),
+                    }
                 }
             })
             .collect()
@@ -404,8 +427,35 @@ impl<S: Store> Limiter<S> {
                 elsewhere = Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
             }
         }
-        let names = held.terms(limit);
-        LimitVerdict::seen(names, held.charge.descriptor, cost, sight, elsewhere, denial)
+        LimitVerdict::seen(held.terms(), held.charge.descriptor, cost, sight, elsewhere, denial)
+    }
+
+    fn judge_quota(
+        &self,
+        held: &Held<'_>,
+        quota: &Quota,
+        Present { turn, now, .. }: Present,
+        cost: Tokens,
+        seen: TakenCharge,
+    ) -> LimitVerdict {
+        let policy = held.policy;
+        let mut sight = QuotaSight { fits: seen.fits, left: seen.level, turn, now, lent_after: None };
+        let mut denial = Reason::OverLimit;
+        if policy.pooled {
+            let pool = held.tally.as_ref().map_or_else(|| self.core.in_pool(held), |t| t.elsewhere());
+            let overdraft = policy.part_in(turn).overdraft;
+            let own = if seen.fits { (seen.level - overdraft).or_zero() } else { seen.level };
+            if held.tally.as_ref().is_some_and(|t| t.is_cut_off()) {
+                sight.left = own;
+                if policy.policy.mode == Mode::Strict && pool >= cost {
+                    denial = Reason::NoLease;
+                }
+            } else {
+                sight.left = (own + pool.or_zero()).min(quota.tokens());
+                sight.lent_after = Some(Micros(self.core.lease_takes.load(Ordering::Relaxed)));
+            }
+        }
+        LimitVerdict::in_window(held.terms(), held.charge.descriptor, cost, &sight, denial)
     }
 
     /// The one place where a failure of the store becomes a verdict.
@@ -426,9 +476,11 @@ impl<S: Store> Limiter<S> {
         let mut seen = local.iter().zip(seen);
         held.iter()
             .map(|h| {
-                let Some(limit) = &h.limit else { return h.unlimited() };
+                if h.limit.is_none() {
+                    return h.unlimited();
+                }
                 self.core.meter.fell_back(h.policy.id, &h.charge.bucket);
-                let names = h.terms(limit);
+                let names = h.terms();
                 let (at, cost) = (h.charge.descriptor, h.charge.cost);
                 h.policy.metrics.fell_back(h.policy.policy.on_store_failure);
                 match h.policy.policy.on_store_failure {
@@ -474,7 +526,7 @@ impl Held<'_> {
     /// How long it may wait for a lease; 0: it may not.
     fn wait(&self) -> Micros {
         let strict = self.policy.policy.mode == Mode::Strict && self.tally.is_some() && !self.own;
-        let fits_ever = self.charge.cost <= self.policy.shape.cap + self.policy.pool_full;
+        let fits_ever = self.charge.cost <= self.shape().cap + self.policy.pool_full;
         if strict && fits_ever { self.policy.policy.wait } else { Micros::ZERO }
     }
 
@@ -482,15 +534,34 @@ impl Held<'_> {
         LimitVerdict::unlimited(Terms::from(&*self.policy.policy), self.charge.descriptor)
     }
 
-    fn terms(&self, limit: &TokenBucket) -> Terms<'_> {
-        Terms { limit: Some(*limit), ..Terms::from(&*self.policy.policy) }
+    /// As the policy says it, unless the limit came with the descriptor.
+    fn terms(&self) -> Terms<'_> {
+        let terms = Terms::from(&*self.policy.policy);
+        match self.limit {
+            Some(Bound::Bucket(limit)) if self.own => Terms { limit: Some(limit.into()), ..terms },
+            _ => terms,
+        }
+    }
+
+    /// The window that it is charged in.
+    fn turn(&self) -> Option<Turn> {
+        match self.limit {
+            Some(Bound::Quota(_, present)) => Some(present.turn),
+            Some(Bound::Bucket(_)) | None => None,
+        }
+    }
+
+    /// Its bucket in this region, without a lease.
+    fn shape(&self) -> Shape {
+        self.turn().map_or(self.policy.shape, |turn| self.policy.shape_in(turn))
     }
 
     fn take(&self) -> TakeCharge {
-        let (shape, unseen) = match (&self.limit, self.own) {
-            (Some(limit), true) => {
+        let (shape, unseen) = match &self.limit {
+            Some(Bound::Bucket(limit)) if self.own => {
                 (Shape { rate: limit.rate().discount(DRIFT_PPM), cap: limit.burst() }, None)
             }
+            Some(Bound::Quota(_, present)) => (self.shape(), Some(present.unseen)),
             _ => (self.policy.shape, self.policy.unseen),
         };
         let (bucket, cost) = (self.charge.bucket, self.charge.cost);
@@ -498,24 +569,29 @@ impl Held<'_> {
     }
 }
 
-/// Finds the policies of a request's charges. A charge whose policy is not among the active ones cannot be: they are
-/// compiled together.
-fn hold<'a>(active: &'a Active, matched: &Matched) -> Vec<Held<'a>> {
-    matched
-        .charges
-        .iter()
-        .filter_map(|charge| {
-            let policy = charge.policy().map_or(Some(&active.overrides), |id| active.policy(id))?;
-            let (limit, own) = match (charge.limit, &policy.policy.limit) {
-                (ChargeLimit::Override { limit, .. }, _) => (Some(limit), true),
-                (ChargeLimit::Policy(_), Limit::TokenBucket(bucket)) => (Some(*bucket), false),
-                (ChargeLimit::Policy(_), Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_)) => {
-                    (None, false)
-                }
-            };
-            Some(Held { charge: *charge, policy, limit, own, tally: None })
-        })
-        .collect()
+/// Finds the policies of a request's charges, and the windows that they are in. A charge whose policy is not among the active
+/// ones cannot be: they are compiled together. `None`: nobody can say which window it is.
+fn hold<'a>(active: &'a Active, matched: &Matched, time: &TimeOfDay) -> Option<Vec<Held<'a>>> {
+    let mut all = Vec::with_capacity(matched.charges.len());
+    for charge in &matched.charges {
+        let policy = charge.policy().map_or(Some(&active.overrides), |id| active.policy(id));
+        let Some(policy) = policy else { continue };
+        let (mut charge, name) = (*charge, charge.bucket);
+        let (limit, own) = match (charge.limit, &policy.policy.limit) {
+            (ChargeLimit::Override { limit, .. }, _) => (Some(Bound::Bucket(limit)), true),
+            (ChargeLimit::Policy(_), Limit::TokenBucket(bucket)) => (Some(Bound::Bucket(*bucket)), false),
+            (ChargeLimit::Policy(_), Limit::Quota(quota)) if policy.window.is_some() => {
+                let present = time.present(quota.per)?;
+                charge.bucket = window_bucket(charge.bucket, quota.per, present.turn.start);
+                (Some(Bound::Quota(*quota, present)), false)
+            }
+            (ChargeLimit::Policy(_), Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_)) => {
+                (None, false)
+            }
+        };
+        all.push(Held { charge, name, policy, limit, own, tally: None });
+    }
+    Some(all)
 }
 
 fn take_of(held: &[Held<'_>]) -> Take {

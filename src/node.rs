@@ -254,6 +254,9 @@ impl Inner {
         if lag > LAG_MAX {
             why.push(format!("raft: {lag} committed entries are still to be applied"));
         }
+        if self.core.active.load().has_windows && self.core.time.now().is_none() {
+            why.push("raft: nobody knows the time of day yet, which quotas go by; a majority of the regions has to say what time it is".into());
+        }
         if let Some(evicts) = health.evicts
             && self.core.active.load().policies().any(|p| p.policy.mode == Mode::Strict)
         {

@@ -7,26 +7,27 @@
 mod book;
 mod policies;
 mod resets;
+mod time;
 
 use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::limiter::Core;
-use crate::limiter::active::ActivePolicy;
 use crate::limiter::table::Asking;
 use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::bucket;
 use crate::quota::policy::{BucketId, Part, RegionName};
-use crate::quota::pool::{Applied, Ask, Join, Op, RegionId, SLOW};
+use crate::quota::pool::{Applied, Ask, AskInWindow, Join, Op, RegionId, SLOW};
 use crate::raft::{ChangeFeed, Changes, Log, ProposeError};
 use crate::store::{Install, Prepare, RegionStore, Session, StoreError};
 use crate::telemetry::metrics::Check;
 use crate::telemetry::trace::{self, CAUSES_MAX};
 use crate::trace_span;
-use book::Book;
+use book::{Book, Terms};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use time::Said;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -80,6 +81,7 @@ pub struct Reconcile<L, S> {
     resets: resets::Taken,
     ticked_at: Micros,
     activated_at: Micros,
+    said: Said,
     rtt: Micros,
     progress: watch::Sender<Progress>,
 }
@@ -115,6 +117,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             resets: resets::Taken::default(),
             ticked_at: long_ago,
             activated_at: long_ago,
+            said: Said::default(),
             rtt: Micros::millis(300),
             progress: watch::Sender::new(Progress::default()),
         }
@@ -283,6 +286,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 ops.push(Op::Join(Join { region: me, previous, nonce: session.nonce }));
             }
         }
+        ops.extend(self.keep_time(now));
         ops.extend(self.ack(now).await);
         ops.extend(self.resets_to_take(now));
         let tick = self.tick_due(now);
@@ -348,9 +352,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let mut buckets = Vec::with_capacity(batch.len());
             for (bucket, grant) in batch {
                 let Some(loan) = self.book.get(&bucket) else { continue };
-                // Its policy has gone: so has its bucket.
-                let Some(policy) = active.policy(loan.tally.policy) else { continue };
-                installs.push(install_of(bucket, &grant, policy));
+                // Its policy has gone, or its window is over: so has its bucket.
+                let Some(terms) = loan.terms(&active, &self.core.time) else { continue };
+                installs.push(install_of(bucket, &grant, &terms));
                 buckets.push((bucket, grant));
             }
             if installs.is_empty() {
@@ -420,20 +424,25 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let Some(loan) = self.book.get_mut(bucket) else { continue };
             let offered = loan.tally.take_offered();
             loan.borrower.observe(now, offered.cost, offered.largest);
-            let policy = active.policy(loan.tally.policy).filter(|p| p.pooled);
-            let (Some(policy), Some(me), Some(_)) = (policy, self.me, self.epoch) else {
+            let terms = loan.terms(&active, &self.core.time).filter(|terms| terms.policy.pooled);
+            let (Some(terms), Some(me), Some(_)) = (terms, self.me, self.epoch) else {
                 loan.tally.set_asking(Asking::No);
+                let over = loan.is_over(&self.core.time);
                 self.book.settle(*bucket, now + REPEAT, now);
+                if over {
+                    self.book.forget(bucket, &self.core.table);
+                }
                 continue;
             };
+            let policy = terms.policy;
             let plan = loan.borrower.consider(&Situation {
                 pool: &pool,
                 policy: policy.id,
                 bucket: *bucket,
                 region: me,
-                part: policy.part,
+                part: terms.part,
                 now,
-                level: loan.level(policy, store_now, now),
+                level: loan.level(terms.shape, store_now, now),
                 queued: offered.queued + offered.denied,
                 queued_max: offered.largest,
                 rtt: self.rtt,
@@ -449,7 +458,8 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                     // is something to be had.
                     let of_use = free.is_positive() && free >= offered.largest_waiting();
                     // So it does for what other regions have to spare of a slow limit.
-                    let slow = pool.cut(policy.id).is_some_and(|cut| cut.rate < SLOW);
+                    let slow =
+                        pool.cut(policy.id).is_some_and(|cut| cut.rate < SLOW) && policy.window.is_none();
                     let may_come = (slow || loan.borrower.is_on_demand())
                         && offered.queued.is_positive()
                         && pool.lent_elsewhere(*bucket, me) >= offered.largest.max(Tokens::whole(1));
@@ -477,16 +487,16 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let mut asking: Vec<(BucketId, Plan, Part)> = Vec::with_capacity(plans.len());
         for (bucket, plan) in plans {
             let Some(loan) = self.book.get(&bucket) else { continue };
-            let Some(policy) = active.policy(loan.tally.policy) else { continue };
+            let Some(terms) = loan.terms(&active, &self.core.time) else { continue };
             prepares.push(Prepare {
                 bucket,
-                shape: policy.shape,
-                unseen: policy.unseen,
+                shape: terms.shape,
+                unseen: terms.unseen,
                 seq: loan.borrower.next_seq(),
                 hold_burst: if late { Tokens::MAX } else { plan.hold_burst },
                 hold_rate: if late { Rate::MAX } else { plan.hold_rate.discount(DRIFT_PPM) },
             });
-            asking.push((bucket, plan, policy.part));
+            asking.push((bucket, plan, terms.part));
         }
         let prepared = self.store.prepare(prepares).await;
         let now = clock::now();
@@ -531,10 +541,14 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             );
             loan.tally.saw(prepared.level, store_now);
             loan.tally.set_asking(Asking::Out);
+            let turn = loan.tally.turn;
             let next = loan.borrower.next_look(now);
             self.book.settle(bucket, next, now);
             self.core.metrics.asks.inc();
-            ops.push(Op::Ask(ask));
+            ops.push(match turn {
+                Some(turn) => Op::AskInWindow(AskInWindow { start: turn.start, ask }),
+                None => Op::Ask(ask),
+            });
             buckets.push(bucket);
         }
         self.propose(ops, buckets, span);
@@ -630,8 +644,8 @@ fn outcome(result: &Result<Applied, ProposeError>) -> &'static str {
 }
 
 /// A grant as the store keeps it.
-fn install_of(bucket: BucketId, grant: &Grant, policy: &ActivePolicy) -> Install {
+fn install_of(bucket: BucketId, grant: &Grant, terms: &Terms<'_>) -> Install {
     let &Grant { seq, push, granted, burst, rate, deadline, .. } = grant;
     let grant = bucket::Grant { seq, push, granted, burst, rate: rate.discount(DRIFT_PPM), deadline };
-    Install { bucket, shape: policy.shape, unseen: policy.unseen, grant }
+    Install { bucket, shape: terms.shape, unseen: terms.unseen, grant }
 }

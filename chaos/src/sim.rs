@@ -17,6 +17,7 @@ mod members;
 mod net;
 mod openraft;
 mod policies;
+mod quotas;
 mod raft;
 mod region;
 mod store;
@@ -39,6 +40,7 @@ use quorate::quota::amount::{Micros, Tokens};
 use quorate::quota::policy::{LEASE_MAX, Policy, RegionName};
 use quorate::quota::pool::{Entry, Op, Pool, Stamp};
 use quorate::raft::LogLimits;
+use quotas::QuotaWatch;
 use raft::{Habits, Payload, Rafts};
 use region::Region;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -70,6 +72,8 @@ pub struct Options {
     pub log: Kind,
     /// Keep a history for the report.
     pub record: bool,
+    /// With a quota in short windows besides the other policies.
+    pub quotas: bool,
 }
 
 impl Options {
@@ -79,7 +83,8 @@ impl Options {
         let regions = self.regions.map(|n| format!(" --regions {n}")).unwrap_or_default();
         let bug = self.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
         let log = if self.log == Kind::Openraft { " --log openraft" } else { "" };
-        format!("quorate-chaos sim --seed {seed}{log}{regions}{bug}")
+        let quotas = if self.quotas { " --quotas" } else { "" };
+        format!("quorate-chaos sim --seed {seed}{log}{regions}{quotas}{bug}")
     }
 }
 
@@ -131,6 +136,7 @@ struct World {
     logs: Logs,
     regions: Vec<Arc<Region>>,
     watch: Arc<Watch>,
+    quotas: Arc<QuotaWatch>,
     targets: Vec<Target>,
     phase: AtomicU8,
     /// A region joins or leaves.
@@ -171,11 +177,19 @@ impl World {
         let more = n < 9 && chance.percent(30) && options.log == Kind::Small;
         let all = n + usize::from(more);
         let names: Vec<RegionName> = (0..all).map(|i| RegionName::from(format!("r{i}"))).collect();
-        let policies: Vec<Policy> =
+        let mut policies: Vec<Policy> =
             (0..chance.int(1, 2)).map(|i| policies::any(&chance, &format!("p{i}"), &names)).collect();
+        if options.quotas {
+            policies.push(quotas::any(&chance, &names));
+        }
         let targets = Target::of(&chance, &policies);
         let pool = found(&names[..n], policies);
-        let watch = Arc::new(Watch::new(pool.clone(), targets.iter().map(|t| (t.bucket, t.policy.clone()))));
+        let others = || targets.iter().filter(|target| target.policy != quotas::NAME);
+        let watch = Arc::new(Watch::new(pool.clone(), others().map(|t| (t.bucket, t.policy.clone()))));
+        let quota_watch = Arc::new(QuotaWatch::default());
+        if options.quotas {
+            quota_watch.begin(&pool, others().map(|target| target.bucket));
+        }
         let delay = Micros::millis(chance.pick(&[1, 20, 40, 40, 100, 150]));
         let net = Arc::new(Net::new(chance.clone(), all, |_, _| chance.time(delay.percent(50), delay)));
         let regions: Vec<Arc<Region>> = (0..all)
@@ -183,9 +197,11 @@ impl World {
                 let clocks =
                     Clocks { monotonic: Clock::any(&chance, drift), wall: Clock::any(&chance, drift) };
                 let machine = Machine::new(time, clocks);
-                let spent = Arc::clone(&watch);
-                let on_spent: store::OnSpent =
-                    Arc::new(move |now, bucket, cost| spent.spent(now, bucket, cost));
+                let (spent, of_quotas) = (Arc::clone(&watch), Arc::clone(&quota_watch));
+                let on_spent: store::OnSpent = Arc::new(move |now, bucket, cost| {
+                    spent.spent(now, bucket, cost);
+                    of_quotas.spent(now, bucket, cost);
+                });
                 let clock = Clock::any(&chance, drift);
                 let shelf = Shelf::new(time, chance.clone(), clock, (i as u64 + 1) << 32, on_spent);
                 for target in &targets {
@@ -204,8 +220,14 @@ impl World {
             disk: Micros::millis(chance.pick(&[0, 5, 200])),
             log_max: chance.pick(&[20_usize, 100, 1_000]),
         };
-        let seen = Arc::clone(&watch);
-        let on_commit = move |term, entry: &Entry, stamped| seen.committed(time.now(), term, entry, stamped);
+        let (seen, of_quotas) = (Arc::clone(&watch), Arc::clone(&quota_watch));
+        let all_machines: Vec<(RegionName, Arc<Machine>)> =
+            regions.iter().map(|r| (r.name.clone(), Arc::clone(&r.machine))).collect();
+        let on_commit = move |term, entry: &Entry, stamped| {
+            seen.committed(time.now(), term, entry, stamped);
+            let clocks = all_machines.iter().map(|(name, m)| (name.clone(), m.clocks().wall.at(time.now())));
+            seen.with_pool(|pool| of_quotas.committed(time.now(), pool, &clocks.collect()));
+        };
         let machines = regions.iter().map(|r| Arc::clone(&r.machine)).collect();
         let (lines, among) = (Arc::clone(&net), (time, chance.clone()));
         let logs = match options.log {
@@ -248,6 +270,7 @@ impl World {
             logs,
             regions,
             watch,
+            quotas: quota_watch,
             targets,
             phase: AtomicU8::new(Phase::Faults as u8),
             changing: AtomicBool::new(false),
@@ -349,7 +372,7 @@ impl World {
     async fn until(&self, at: Micros) -> Option<Broken> {
         while self.time.now() < at {
             pass(Micros::millis(100).min(at - self.time.now())).await;
-            if let Some(broken) = self.watch.broken() {
+            if let Some(broken) = self.watch.broken().or_else(|| self.quotas.broken()) {
                 return Some(broken);
             }
             if let Some(what) = self.logs.fault() {
@@ -442,7 +465,7 @@ impl World {
     }
 
     fn outcome(&self, broken: Option<Broken>) -> anyhow::Result<Outcome> {
-        let counts = self.watch.counts();
+        let counts = Counts { windows: self.quotas.windows(), ..self.watch.counts() };
         let mut history = std::mem::take(&mut *self.history());
         history.end = self.time.now();
         let fingerprint = [

@@ -55,6 +55,17 @@ fn every_promise_is_kept_in_some_hundred_seeds() {
     assert!(counts.changes > seeds && counts.refused > 0 && summary.seeds == seeds, "{counts:?}");
 }
 
+#[test]
+fn no_window_of_a_quota_has_more_than_the_quota() {
+    const QUOTA_SEEDS: u64 = 60;
+    let options = Options { quotas: true, ..Options::default() };
+    let summary = campaign(1..=QUOTA_SEEDS, options, cores(), false, |_, _| ()).expect("they run");
+    let broken =
+        summary.broken.iter().map(|(seed, broken)| format!("{}: {}", options.replay(*seed), broken.what));
+    assert!(summary.broken.is_empty(), "{}", broken.collect::<Vec<_>>().join("\n"));
+    assert!(summary.counts.windows > 5 * QUOTA_SEEDS, "{:?}", summary.counts);
+}
+
 /// The table in the README: `| bug | seed | what is seen |`.
 fn table() -> Vec<(Bug, u64)> {
     let readme = include_str!("../README.md");

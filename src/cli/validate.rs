@@ -1,9 +1,11 @@
 //! `quorate validate FILE...`: every fault of region and policy files, and what each policy guarantees.
 
+mod quota;
+
 use crate::config::yaml::{self, Node, Value};
 use crate::config::{Config, ConfigError, Fault, Faults, Mark, env, policies, read, region};
 use crate::quota::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
-use crate::quota::guarantee::{Guarantee, RTT_ASSUMED, Reach};
+use crate::quota::guarantee::{Guarantee, QuotaGuarantee, RTT_ASSUMED, Reach};
 use crate::quota::policy::{OnStoreFailure, Part, Policy, RegionName, TokenBucket, Unit};
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
@@ -189,6 +191,15 @@ impl Setting {
         }
         self.regions.clone()
     }
+
+    /// Says so where nobody has said how many regions there are.
+    fn supposed(&self, policy: &Policy, regions: usize) -> String {
+        if self.known.is_none() && policy.weights.is_empty() {
+            format!(" (for {regions} regions alike; name yours with --regions or a region file)")
+        } else {
+            String::new()
+        }
+    }
 }
 
 enum Content {
@@ -263,6 +274,9 @@ fn fault_json(fault: &Fault) -> Json {
 
 fn policy_json(policy: &Policy, setting: &Setting) -> Json {
     let regions = setting.regions_of(policy);
+    if let Some(guarantee) = QuotaGuarantee::of(policy, &regions) {
+        return quota::to_json(policy, &guarantee);
+    }
     let Some(guarantee) = Guarantee::of(policy, &regions, setting.rtt) else {
         return json!({ "name": &*policy.name, "domain": &*policy.domain, "unlimited": true });
     };
@@ -314,6 +328,10 @@ fn holds_without_store(policy: &Policy) -> bool {
 fn described(policy: &Policy, setting: &Setting) -> String {
     let mut text = String::new();
     let regions = setting.regions_of(policy);
+    if let Some(guarantee) = QuotaGuarantee::of(policy, &regions) {
+        let _ = quota::describe(&mut text, policy, &guarantee, setting);
+        return text;
+    }
     match Guarantee::of(policy, &regions, setting.rtt) {
         None => {
             let _ = writeln!(text, "{} (unlimited): matches and never denies", policy.name);
@@ -350,11 +368,7 @@ fn describe(
             per_second(*rate)
         )?;
     }
-    let supposed = if setting.known.is_none() && policy.weights.is_empty() {
-        format!(" (for {} regions alike; name yours with --regions or a region file)", parts.len())
-    } else {
-        String::new()
-    };
+    let supposed = setting.supposed(policy, parts.len());
     writeln!(text, "  in a partition each region keeps, less 1% for clocks{supposed}:")?;
     for (region, part) in parts {
         writeln!(text, "    {region}: {}", kept(part))?;
@@ -362,6 +376,11 @@ fn describe(
     if let Some(reach) = pool {
         describe_pool(text, guarantee, reach)?;
     }
+    without_store(text, policy)
+}
+
+/// What becomes of the promise while a region's Redis does not answer, or if the policy only counts.
+fn without_store(text: &mut String, policy: &Policy) -> std::fmt::Result {
     match policy.on_store_failure {
         OnStoreFailure::Deny => {}
         OnStoreFailure::Allow => writeln!(

@@ -43,6 +43,11 @@ pub fn check_mode(node: &Node, limit: &Limit, mode: Mode, faults: &mut Faults) -
     None
 }
 
+/// Is it a quota in fixed windows?
+pub fn has_windows(limit: &Limit) -> bool {
+    matches!(limit, Limit::Quota(Quota { algorithm: Algorithm::FixedWindow, .. }))
+}
+
 /// What no region can know of the others is not promised.
 fn refused(limit: &Limit, mode: Mode) -> Option<(String, String)> {
     let (what, mend) = match limit {
@@ -65,9 +70,7 @@ fn refused(limit: &Limit, mode: Mode) -> Option<(String, String)> {
 fn unserved(limit: &Limit) -> Option<(String, String)> {
     let (what, mend) = match limit {
         Limit::TokenBucket(_) | Limit::Unlimited => return None,
-        Limit::Quota(Quota { algorithm: Algorithm::FixedWindow, .. }) => {
-            ("a quota in fixed windows", "`limit: { rate: 1000/h, burst: 1000 }`")
-        }
+        Limit::Quota(Quota { algorithm: Algorithm::FixedWindow, .. }) => return None,
         Limit::Quota(Quota { algorithm: Algorithm::SlidingWindow, .. }) => {
             ("`algorithm: sliding_window`", "`limit: { rate: 1000/h, burst: 1000 }`")
         }

@@ -140,7 +140,7 @@ impl Reader<'_> {
         let reserve = self.reserve(fields, limit.as_ref(), mode);
         let weights = self.weights(fields);
         let wait = self.wait(fields, mode);
-        let on_store_failure = self.on_store_failure(fields, mode);
+        let on_store_failure = self.on_store_failure(fields, limit.as_ref(), mode);
         let shadow = fields.read_or("shadow", false, self.faults, decode::boolean);
         Some(Policy {
             reserve: reserve?,
@@ -317,7 +317,12 @@ impl Reader<'_> {
         wait.map(Micros::from_duration)
     }
 
-    fn on_store_failure(&mut self, fields: &Fields<'_>, mode: Option<Mode>) -> Option<OnStoreFailure> {
+    fn on_store_failure(
+        &mut self,
+        fields: &Fields<'_>,
+        limit: Option<&Limit>,
+        mode: Option<Mode>,
+    ) -> Option<OnStoreFailure> {
         fields.read_or("on_store_failure", OnStoreFailure::Deny, self.faults, |text| {
             let answer = match text {
                 "deny" => OnStoreFailure::Deny,
@@ -331,6 +336,10 @@ impl Reader<'_> {
             if mode == Some(Mode::Strict) && answer != OnStoreFailure::Deny {
                 let what = format!("is `{text}` in `mode: strict`: it would not be strict");
                 return Err(Wrong::new(what, "write `deny`, or change the mode"));
+            }
+            if answer == OnStoreFailure::Local && limit.is_some_and(limits::has_windows) {
+                let what = "is `local`, and a bucket in memory, empty at first, would not fill before the window ends";
+                return Err(Wrong::new(what, "write `deny` or `allow`"));
             }
             Ok(answer)
         })

@@ -1,9 +1,12 @@
 //! The policies in force in this region, compiled for the fast loop.
 
-use crate::quota::amount::{Rate, Tokens};
+use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{Shape, Unseen};
+use crate::quota::calendar::Turn;
 use crate::quota::matching::Matcher;
-use crate::quota::policy::{Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit};
+use crate::quota::policy::{
+    Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit, Window,
+};
 use crate::quota::redaction::Redaction;
 use crate::telemetry::{Metrics, PolicyMetrics};
 use std::collections::{BTreeMap, HashMap};
@@ -20,6 +23,8 @@ pub struct Active {
     pub unmatched_allowed: bool,
     /// What charges that come with their own limit (Envoy overrides) and match no policy go by.
     pub overrides: ActivePolicy,
+    /// Has any of them windows?
+    pub has_windows: bool,
     policies: HashMap<u32, ActivePolicy>,
 }
 
@@ -34,8 +39,13 @@ pub struct ActivePolicy {
     pub part: Part,
     /// The same as a bucket: the rate discounted for drift.
     pub shape: Shape,
-    /// What its buckets are that the store does not hold; `None`: full.
+    /// What its buckets are that the store does not hold; `None`: full. (Of windows see
+    /// [`TimeOfDay::unseen`](super::time_of_day::TimeOfDay::unseen).)
     pub unseen: Option<Unseen>,
+    /// The windows of its quota; `None`: it has none.
+    pub window: Option<Window>,
+    /// In windows that began before this time of day, this is what the region may use instead of [`Self::part`].
+    pub held: Option<(Micros, Part)>,
     /// Is there a pool?
     pub pooled: bool,
     /// What a bucket's pool holds when it is full.
@@ -68,8 +78,9 @@ impl Active {
         metrics: &Metrics,
     ) -> Self {
         let matcher = Matcher::new(policies.iter().map(|p| (p.id, &*p.policy)));
+        let has_windows = policies.iter().any(|policy| policy.window.is_some());
         let policies = policies.into_iter().map(|p| (p.id, p)).collect();
-        Self { version, matcher, unmatched_allowed, overrides: overrides(metrics), policies }
+        Self { version, matcher, unmatched_allowed, overrides: overrides(metrics), has_windows, policies }
     }
 
     /// The same, but buckets are named after what stands for redacted values.
@@ -91,6 +102,18 @@ impl Active {
 }
 
 impl ActivePolicy {
+    /// What this region may use in a window.
+    #[must_use]
+    pub fn part_in(&self, turn: Turn) -> Part {
+        self.held.filter(|(before, _)| turn.start < *before).map_or(self.part, |(_, part)| part)
+    }
+
+    /// Its buckets in that window.
+    #[must_use]
+    pub fn shape_in(&self, turn: Turn) -> Shape {
+        Shape::windowed(self.part_in(turn).cap())
+    }
+
     /// A policy, as regions share it (`cut`; `None`: it is unlimited), of which this region may use `part`.
     #[must_use]
     pub fn new(
@@ -101,14 +124,17 @@ impl ActivePolicy {
         unseen: Option<Unseen>,
         metrics: &Metrics,
     ) -> Self {
+        let window = policy.window();
         let pool_full = cut.filter(|c| c.pooled).map_or(Tokens::ZERO, |c| {
             (c.burst + c.overshoot() - c.parts.iter().map(Part::cap).sum()).or_zero()
         });
         Self {
             id,
             part,
-            shape: part.shape(),
+            shape: if window.is_some() { Shape::windowed(part.cap()) } else { part.shape() },
             unseen,
+            window,
+            held: None,
             pooled: cut.is_some_and(|c| c.pooled),
             pool_full,
             bound: cut.map(|c| (c.rate, c.burst + c.overshoot())),
@@ -133,7 +159,7 @@ fn overrides(metrics: &Metrics) -> ActivePolicy {
         mode: Mode::Split,
         reserve: Reserve::default(),
         weights: BTreeMap::new(),
-        wait: crate::quota::amount::Micros::ZERO,
+        wait: Micros::ZERO,
         on_store_failure: OnStoreFailure::Deny,
         shadow: false,
     };

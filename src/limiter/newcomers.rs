@@ -184,8 +184,8 @@ impl<S: Store> Limiter<S> {
         };
         let mut rest = rest.into_iter();
         let verdict = |h: &Held<'_>| match &h.limit {
-            Some(limit) if is_refused(h) => {
-                Some(LimitVerdict::no_room(h.terms(limit), h.charge.descriptor, h.charge.cost))
+            Some(_) if is_refused(h) => {
+                Some(LimitVerdict::no_room(h.terms(), h.charge.descriptor, h.charge.cost))
             }
             _ => rest.next(),
         };
@@ -196,26 +196,28 @@ impl<S: Store> Limiter<S> {
     async fn refused(&self, held: &[Held<'_>]) -> Result<Vec<BucketId>, StoreError> {
         let newcomers = &self.core.newcomers;
         let now = newcomers.now();
-        let mut new: Vec<BucketId> = Vec::new();
-        for bucket in held.iter().filter(|h| h.limit.is_some()).map(Held::bucket) {
-            if !newcomers.seen.contains(&bucket, now) && !new.contains(&bucket) {
-                new.push(bucket);
+        // A quota's bucket is met under the name that it has in all windows: it is not new again at every turn.
+        let (mut names, mut new): (Vec<BucketId>, Vec<BucketId>) = Default::default();
+        for held in held.iter().filter(|h| h.limit.is_some()) {
+            if !newcomers.seen.contains(&held.name, now) && !names.contains(&held.name) {
+                names.push(held.name);
+                new.push(held.bucket());
             }
         }
         if new.is_empty() {
             return Ok(new);
         }
         if newcomers.permit(self.caller, &new, now) {
-            new.iter().for_each(|bucket| newcomers.seen.insert(bucket, now));
+            names.iter().for_each(|name| newcomers.seen.insert(name, now));
             return Ok(Vec::new());
         }
         let (stored, known) = self.store.known(new.clone()).await?;
         newcomers.set_stored(stored);
-        let mut known = known.into_iter();
-        new.retain(|bucket| {
-            let known = known.next().unwrap_or(false);
+        let mut known = names.iter().zip(known);
+        new.retain(|_| {
+            let Some((name, known)) = known.next() else { return true };
             if known {
-                newcomers.seen.insert(bucket, now);
+                newcomers.seen.insert(name, now);
             }
             !known
         });

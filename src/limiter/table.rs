@@ -4,6 +4,7 @@
 //! reserve serves costs nothing here either. Everything in it is advisory but [`Tally::news`].
 
 use crate::quota::amount::{Micros, Tokens};
+use crate::quota::calendar::Turn;
 use crate::quota::policy::BucketId;
 use crate::telemetry::trace::Cause;
 use std::collections::HashMap;
@@ -33,6 +34,8 @@ pub struct Tally {
     pub bucket: BucketId,
     /// The policy's id in the pool.
     pub policy: u32,
+    /// The window that it is of, if the policy has a quota.
+    pub turn: Option<Turn>,
     offered: AtomicI64,
     largest: AtomicI64,
     denied: AtomicI64,
@@ -73,10 +76,11 @@ impl Offered {
 }
 
 impl Tally {
-    fn new(policy: u32, bucket: BucketId, elsewhere: Tokens) -> Self {
+    fn new(policy: u32, bucket: BucketId, turn: Option<Turn>, elsewhere: Tokens) -> Self {
         Self {
             bucket,
             policy,
+            turn,
             offered: AtomicI64::new(0),
             largest: AtomicI64::new(0),
             denied: AtomicI64::new(0),
@@ -266,7 +270,13 @@ impl Table {
     }
 
     /// The bucket's tally, made if need be; `None` when there are too many.
-    pub fn get_or_make(&self, policy: u32, bucket: BucketId, elsewhere: Tokens) -> Option<Arc<Tally>> {
+    pub fn get_or_make(
+        &self,
+        policy: u32,
+        bucket: BucketId,
+        turn: Option<Turn>,
+        elsewhere: Tokens,
+    ) -> Option<Arc<Tally>> {
         let mut shard = self.shard(&bucket);
         let known = shard.get(&bucket);
         if let Some(tally) = known.filter(|tally| tally.policy == policy) {
@@ -275,7 +285,7 @@ impl Table {
         if known.is_none() && shard.len() >= TALLIES_MAX / SHARDS {
             return None;
         }
-        let tally = Arc::new(Tally::new(policy, bucket, elsewhere));
+        let tally = Arc::new(Tally::new(policy, bucket, turn, elsewhere));
         shard.insert(bucket, tally.clone());
         Some(tally)
     }
@@ -361,7 +371,7 @@ mod tests {
     #[test]
     fn a_poke_is_heard_once() {
         let table = Table::default();
-        let tally = table.get_or_make(1, BucketId([7; 16]), Tokens::ZERO).expect("room");
+        let tally = table.get_or_make(1, BucketId([7; 16]), None, Tokens::ZERO).expect("room");
         table.poke(&tally);
         table.poke(&tally);
         assert_eq!(table.take_poked().len(), 1);
@@ -374,7 +384,7 @@ mod tests {
     fn a_tally_in_use_is_not_forgotten() {
         let table = Table::default();
         let bucket = BucketId([7; 16]);
-        let tally = table.get_or_make(1, bucket, Tokens::ZERO).expect("room");
+        let tally = table.get_or_make(1, bucket, None, Tokens::ZERO).expect("room");
         let other = table.get(1, &bucket).expect("it is there");
         assert!(!table.forget(&bucket));
         drop(other);
@@ -387,9 +397,9 @@ mod tests {
     fn a_policy_that_comes_back_has_tallies_of_its_own() {
         let table = Table::default();
         let bucket = BucketId([7; 16]);
-        let old = table.get_or_make(1, bucket, Tokens::ZERO).expect("room");
+        let old = table.get_or_make(1, bucket, None, Tokens::ZERO).expect("room");
         assert!(table.get(2, &bucket).is_none());
-        let new = table.get_or_make(2, bucket, Tokens::ZERO).expect("room");
+        let new = table.get_or_make(2, bucket, None, Tokens::ZERO).expect("room");
         assert_eq!((old.policy, new.policy, table.len()), (1, 2, 1));
         assert!(table.get(2, &bucket).is_some() && table.get(1, &bucket).is_none());
     }
@@ -397,7 +407,7 @@ mod tests {
     #[test]
     fn waiting_ends_with_its_guard() {
         let table = Table::default();
-        let tally = table.get_or_make(1, BucketId([1; 16]), Tokens::ZERO).expect("room");
+        let tally = table.get_or_make(1, BucketId([1; 16]), None, Tokens::ZERO).expect("room");
         let first = tally.wait(Tokens(6), Tokens(10));
         assert!(first.is_some());
         assert!(tally.wait(Tokens(6), Tokens(10)).is_none());

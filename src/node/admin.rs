@@ -5,7 +5,8 @@ use super::{Inner, gauges};
 use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
-use crate::quota::matching::bucket_of;
+use crate::quota::calendar::Turn;
+use crate::quota::matching::{bucket_of, window_bucket};
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
 use crate::raft::ProposeError;
@@ -16,7 +17,7 @@ use crate::server::admin::{
 use crate::server::state::{
     AppliedPolicies, BooksState, BucketRegion, BucketReset, BucketState, BucketView, LeaseState, LentState,
     PeerBucket, PeerQuestion, PeerState, PolicyChangeState, PolicyState, RaftState, RegionStep, RegionsState,
-    State, StoreState,
+    State, StoreState, WindowState,
 };
 use crate::store::AnyStore;
 use crate::store::RegionStore as _;
@@ -254,6 +255,7 @@ impl Inner {
             changes: if self.config.admin_token.is_some() { "token" } else { "loopback" }.into(),
             events,
             history,
+            time_of_day_ms: self.core.time.now().and_then(|now| u64::try_from(now.ceil_millis()).ok()),
             ..State::default()
         };
         self.describe_cluster(&mut state, mine, &status, &leases);
@@ -330,8 +332,10 @@ impl Inner {
                 admitted: whole(admitted),
                 denied: whole(refused),
                 level: tally.level().0,
-                cap: policy.shape.cap + Tokens(lease.as_ref().map_or(0, |l| l.burst)),
+                cap: tally.turn.map_or(policy.shape, |turn| policy.shape_in(turn)).cap
+                    + Tokens(lease.as_ref().map_or(0, |l| l.burst)),
                 lease,
+                window: tally.turn.map(window_state),
             })
         });
         (states.collect(), more)
@@ -354,14 +358,20 @@ impl Inner {
         let known = active.policies().find(|p| &*p.policy.name == policy);
         let known = known.ok_or_else(|| BucketError::NoPolicy(policy.to_owned()))?;
         let values: Vec<(&str, &str)> = values.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        let bucket = bucket_of(&self.core.redaction, &known.policy, &values).ok_or_else(|| {
+        let bucket = bucket_of(&self.core.redaction, &known.policy, &values);
+        // Of a quota, that of the window that it is now.
+        let window = known.window.and_then(|window| Some((window, self.core.time.present(window)?)));
+        let now = |bucket| match window {
+            Some((window, present)) => window_bucket(bucket, window, present.turn.start),
+            None => bucket,
+        };
+        bucket.map(now).ok_or_else(|| {
             let keys: Vec<String> = known.policy.matches.iter().map(ToString::to_string).collect();
             BucketError::NoMatch(format!(
                 "`{policy}` does not match these values; it wants {}",
                 keys.join(", ")
             ))
-        })?;
-        Ok(bucket)
+        })
     }
 
     /// One bucket in every region: what the pool's books say of it, and what each region says that it holds.
@@ -373,8 +383,11 @@ impl Inner {
         let pool = pool.read();
         let seen = BucketsSeen { pool: &pool, me: None, tau: pool.tau() + age.discount(DRIFT_PPM) };
         let present = pool.members().filter(|member| member.standing != Standing::Out);
+        let turn = self.turn_of(&pool, id, bucket);
         let regions = present.map(|Member { id: region, name, .. }| {
-            let part = pool.usable(id, region).unwrap_or_default();
+            let less =
+                pool.held_back(id, region).filter(|(before, _)| turn.is_some_and(|t| t.start < *before));
+            let part = less.map(|(_, part)| part).or_else(|| pool.usable(id, region)).unwrap_or_default();
             let holds = held.remove(&name);
             BucketRegion {
                 region: name.to_string(),
@@ -396,7 +409,15 @@ impl Inner {
             pool_rate: books.as_ref().map(|books| books.free.0.0),
             regions: regions.collect(),
             books: books.map(|books| books_state(&books, pool.regions())),
+            window: turn.map(window_state),
         }
+    }
+
+    /// The window of a quota's bucket: of one without books, the one that it is now.
+    pub(super) fn turn_of(&self, pool: &Pool, policy: u32, bucket: BucketId) -> Option<Turn> {
+        let window = pool.window(policy)?;
+        let booked = pool.bucket(bucket).and_then(|view| view.window);
+        booked.or_else(|| Some(window.turn_at(self.core.time.now()?)))
     }
 
     /// Asks all regions at once what they hold of a bucket.
@@ -440,6 +461,11 @@ fn changes(before: &[Policy], after: &[Policy]) -> Vec<PolicyChangeState> {
     changes
 }
 
+fn window_state(turn: Turn) -> WindowState {
+    let ms = |time: Micros| u64::try_from(time.ceil_millis()).unwrap_or(0);
+    WindowState { began_ms: ms(turn.start), ends_ms: ms(turn.end) }
+}
+
 pub(super) fn books_state(books: &Books, regions: &[RegionName]) -> BooksState {
     let lent = regions.iter().zip(&books.lent).map(|(region, (rate, burst))| LentState {
         region: region.to_string(),
@@ -469,14 +495,18 @@ pub(super) fn unanswered(error: ProposeError) -> ApplyError {
 
 /// The most that all regions admit in a window of T seconds, as text.
 fn bound(policy: &Policy) -> String {
-    let Limit::TokenBucket(limit) = policy.limit else { return "no bound".into() };
-    let overshoot = match policy.mode {
-        Mode::Approximate { max_overshoot } => {
-            format!(" + {}", max_overshoot.of_tokens(limit.burst()).floor())
-        }
+    let overshoot = |whole: Tokens| match policy.mode {
+        Mode::Approximate { max_overshoot } => format!(" + {}", max_overshoot.of_tokens(whole).floor()),
         Mode::Strict | Mode::Split => String::new(),
     };
-    format!("{}{overshoot} + {} T / {} s", limit.burst, limit.amount, limit.per.seconds())
+    match policy.limit {
+        Limit::TokenBucket(limit) => {
+            let overshoot = overshoot(limit.burst());
+            format!("{}{overshoot} + {} T / {} s", limit.burst, limit.amount, limit.per.seconds())
+        }
+        Limit::Quota(quota) => format!("{}{} per {}", quota.quota, overshoot(quota.tokens()), quota.per),
+        Limit::Concurrent(_) | Limit::Unlimited => "no bound".into(),
+    }
 }
 
 /// The pool at an estimated Raft time.

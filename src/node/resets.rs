@@ -22,6 +22,12 @@ impl Inner {
             let what = format!("`{policy}` has no bucket that could be spent: nothing is to be reset");
             return Err(ApplyError::Refused(what).into());
         }
+        if matches!(limit, Some(Limit::Quota(_))) {
+            let what = format!(
+                "the windows of `{policy}` cannot be reset; raise its quota, which brings just the difference to the window that it is now"
+            );
+            return Err(ApplyError::Refused(what).into());
+        }
         let op = ResetBucket { policy: id, bucket, by: by.clone(), reason: reason.clone() };
         let proposed = self.raft.propose(vec![Op::ResetBucket(op)], Instant::now() + DECIDE_WITHIN).await;
         let number = match proposed.map_err(unanswered)?.policies {

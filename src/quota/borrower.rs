@@ -13,6 +13,8 @@
 //!
 //! Rates are undiscounted in here. The store is given `rate.discount(DRIFT_PPM)`, for a plan's and for a grant's rate alike.
 
+mod windows;
+
 use super::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::demand::Demand;
 use super::policy::{BucketId, Part};
@@ -251,6 +253,9 @@ impl Borrower {
         }
         self.next_look = s.now + LOOK_MIN;
         let cut = s.pool.cut(s.policy).filter(|cut| cut.pooled)?;
+        if s.pool.window(s.policy).is_some() {
+            return self.consider_window(s);
+        }
         self.demand.tune(cut.rate, cut.burst);
         let fill = cut.rate.time_for(cut.burst).unwrap_or(HORIZON_MAX);
         self.self_check = SELF_CHECK.max(fill.mul_div(1, 50)).min(HORIZON_MAX);

@@ -4,10 +4,15 @@
 //! together; when it ends, the level is clipped to what is left. Tokens come from refill and from grants alone, never
 //! from a capacity that grew.
 //!
+//! A bucket of a quota's window never refills ([`Shape::windowed`]): it counts what was spent, by what is left. So where its
+//! capacity changes, its level changes by as much, if need be to below zero: a raise of the quota brings just the difference,
+//! and what was spent before a cut counts.
+//!
 //! The Lua in `store/redis/` does the same, number for number; a test holds them against each other. So all amounts
 //! are kept at or below [`EXACT_MAX`], up to which a double is exact.
 
 use super::amount::{Level, Micros, Rate, Tokens};
+use super::calendar::Turn;
 use super::policy::LEASE_MAX;
 use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
@@ -31,10 +36,26 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// What the rate of a bucket of a quota's window is.
+    const WINDOWED: Rate = Rate(-1);
+
+    /// A bucket of a quota's window, which never refills.
+    #[must_use]
+    pub const fn windowed(cap: Tokens) -> Self {
+        Self { rate: Self::WINDOWED, cap }
+    }
+
+    /// See [`Self::windowed`].
+    #[must_use]
+    pub fn is_windowed(&self) -> bool {
+        self.rate < Rate::ZERO
+    }
+
     /// The same within `0..=EXACT_MAX`.
     #[must_use]
     pub fn exact(self) -> Self {
-        Self { rate: Rate(exact(self.rate.0)), cap: Tokens(exact(self.cap.0)) }
+        let rate = if self.is_windowed() { Self::WINDOWED } else { Rate(exact(self.rate.0)) };
+        Self { rate, cap: Tokens(exact(self.cap.0)) }
     }
 }
 
@@ -129,6 +150,26 @@ impl Unseen {
 }
 
 impl Unseen {
+    /// What the store is told of a bucket of a quota's window that it may not hold: when the window began and ends, by the
+    /// daemon's monotonic clock (see [`Self::in_store`]). If that was after this generation of data began, nothing can have been spent of it before, and it is
+    /// full; else nobody can say, and it is empty (unless the store knows that nothing was ever spent, and the beginning is after
+    /// 1970 by its clock: it may have forgotten the bucket of a window that has lasted too long). Its end is also when the store may
+    /// forget it.
+    #[must_use]
+    pub const fn of_window(turn: Turn) -> Self {
+        Self { level: Tokens(turn.end.0), at: turn.start }
+    }
+
+    /// The same as the store sees it, whose clock is `ahead` of the daemon's monotonic one. Only windows are told by the
+    /// daemon's clock: they may be older than the session with the store, whose clock may be another in the next.
+    #[must_use]
+    pub fn in_store(self, shape: Shape, ahead: Micros) -> Self {
+        if !shape.is_windowed() {
+            return self;
+        }
+        Self { level: Tokens(self.level.0.saturating_add(ahead.0)), at: self.at + ahead }
+    }
+
     /// The same on another clock, which reads `to` when this one reads `from`.
     #[must_use]
     pub fn on_clock(self, from: Micros, to: Micros) -> Self {
@@ -200,6 +241,8 @@ pub struct Bucket {
     /// The reserve refills from here on (see [`Unseen::at`]); what is lent does so all the time.
     hold: Micros,
     lease: Option<Lease>,
+    /// When its window ends, if it has one.
+    ends: Option<Micros>,
 }
 
 /// The record that was installed last, and what is left of its slice.
@@ -222,11 +265,18 @@ impl Bucket {
     #[must_use]
     pub fn unseen(shape: Shape, unseen: Option<Unseen>, generation: Generation, now: Micros) -> Self {
         let shape = shape.exact();
+        if shape.is_windowed() {
+            let since = unseen.map_or(Micros::ZERO, |u| u.at);
+            let unspent = since > Micros::ZERO && (generation.full || since > generation.start);
+            let level = if unspent { shape.cap } else { Tokens::ZERO };
+            let ends = unseen.map(|u| Micros(exact(u.level.0)));
+            return Self { shape, level: Level::new(level), at: now, hold: now, lease: None, ends };
+        }
         let (level, from) = match generation.unseen(shape, unseen, now) {
             None => (shape.cap, now),
             Some(u) => (Tokens(exact(u.level.0)).min(shape.cap), u.at),
         };
-        Self { shape, level: Level::new(level), at: from.min(now), hold: from, lease: None }
+        Self { shape, level: Level::new(level), at: from.min(now), hold: from, lease: None, ends: None }
     }
 
     /// Brings it to `when`, under this shape and session.
@@ -237,6 +287,10 @@ impl Bucket {
     /// another session is void from the beginning. Time that runs backwards does nothing.
     pub fn settle(&mut self, shape: Shape, session: u64, when: Moment) {
         let shape = shape.exact();
+        if shape.is_windowed() && self.shape.is_windowed() {
+            self.level.tokens += shape.cap - self.shape.cap;
+            self.shape.cap = shape.cap;
+        }
         let (rate, cap) = (self.shape.rate.min(shape.rate), self.shape.cap.min(shape.cap));
         self.lease = self.lease.filter(|lease| lease.session == session);
         if let Some(lease) = &mut self.lease {
@@ -352,6 +406,7 @@ impl Bucket {
     pub fn keep_until(&self) -> Micros {
         let fill = self.shape.rate.time_for(self.shape.cap - self.level.tokens);
         let full = self.at.max(self.hold) + fill.map_or(KEEP_MAX, |t| t.min(KEEP_MAX));
+        let full = self.ends.unwrap_or(full);
         self.lease.map_or(full, |lease| full.max(lease.guard)) + KEEP_MARGIN
     }
 }

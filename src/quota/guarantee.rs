@@ -1,7 +1,7 @@
 //! What a policy promises for a list of regions, and what it can carry: for `quorate validate` and the console.
 
 use super::amount::{DRIFT_PPM, MICROS_PER_SECOND, MICROS_PER_TOKEN, Micros, Rate, Tokens};
-use super::policy::{Cut, Limit, Part, Policy, RegionName, TokenBucket};
+use super::policy::{Cut, Limit, Part, Policy, Quota, RegionName, TokenBucket};
 
 /// The round trip between regions that is assumed where none is known.
 pub const RTT_ASSUMED: Micros = Micros::millis(250);
@@ -46,6 +46,69 @@ pub struct Reach {
     pub moving_max: Rate,
     /// The burst (with the overshoot) from which on `moving_max` is the whole rate: `rate x move_time`.
     pub burst_needed: Tokens,
+}
+
+/// What a quota in fixed windows promises.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaGuarantee {
+    /// The limit as it was written.
+    pub quota: Quota,
+    /// What a window has.
+    pub whole: Tokens,
+    /// How far above, all regions together (approximate mode).
+    pub overshoot: Tokens,
+    /// Each region's reserve of a window (split mode: its part).
+    pub parts: Vec<(RegionName, Part)>,
+    /// What is lent; none in split mode.
+    pub pool: Option<Loans>,
+}
+
+/// How the pool of a quota is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loans {
+    /// What is lent in a window.
+    pub pool: Tokens,
+    /// The largest loan, where no request costs more.
+    pub largest: Tokens,
+    /// How long a region may keep one without asking again.
+    pub lease: Micros,
+}
+
+impl QuotaGuarantee {
+    /// What a quota promises in these regions; `None` if the policy has none in fixed windows.
+    #[must_use]
+    pub fn of(policy: &Policy, regions: &[RegionName]) -> Option<Self> {
+        let Limit::Quota(quota) = policy.limit else { return None };
+        policy.window()?;
+        let cut = policy.cut(regions)?;
+        let reserved: Tokens = cut.parts.iter().map(|part| part.burst).sum();
+        let loans = Loans {
+            pool: (cut.burst - reserved).or_zero(),
+            largest: Tokens::whole(cut.burst.percent(1).floor().max(1)).min(cut.burst),
+            lease: cut.lease,
+        };
+        Some(Self {
+            quota,
+            whole: cut.burst,
+            overshoot: cut.overshoot(),
+            pool: cut.pooled.then_some(loans),
+            parts: regions.iter().cloned().zip(cut.parts).collect(),
+        })
+    }
+
+    /// What may pass in a short time, where one window ends and the next begins.
+    #[must_use]
+    pub fn around_a_turn(&self) -> Tokens {
+        let window = self.whole + self.overshoot;
+        window + window
+    }
+
+    /// Is the window so short that moving tokens between regions takes a good part of it?
+    #[must_use]
+    pub fn is_short_for_a_pool(&self, rtt: Micros) -> bool {
+        let move_time = rtt.or_zero() + ASK_GAP;
+        self.pool.is_some() && self.quota.per.shortest() < Micros(move_time.0.saturating_mul(10))
+    }
 }
 
 impl Guarantee {

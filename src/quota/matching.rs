@@ -9,8 +9,8 @@
 //! - **Attributes** are a flat map. They are matched by every policy whose keys are all present with values that fit. (A policy
 //!   whose `match` names a key twice is for descriptors alone.)
 
-use super::amount::Tokens;
-use super::policy::{BucketId, KeyMatch, Policy, TokenBucket, ValueMatch};
+use super::amount::{Micros, Tokens};
+use super::policy::{BucketId, KeyMatch, Policy, TokenBucket, ValueMatch, Window};
 use super::redaction::Redaction;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -250,6 +250,16 @@ fn policy_bucket_id<'a>(
         ValueMatch::Exact(_) | ValueMatch::Prefix(_) | ValueMatch::Any => (key, value),
     });
     redaction.bucket_id(policy, named)
+}
+
+/// Names the bucket of one window of a policy's quota; `bucket` is what [`bucket_id`] calls it in all windows. Windows of
+/// different kinds have different buckets, also where they begin together.
+#[must_use]
+pub fn window_bucket(bucket: BucketId, window: Window, start: Micros) -> BucketId {
+    let mut hash = Separated::new(b"window");
+    hash.0.update(&bucket.0);
+    hash.text(&window.to_string()).number(start.0.unsigned_abs());
+    hash.finish()
 }
 
 /// Names the bucket of a limit that came with a descriptor: it is not the bucket of any policy, nor of any other

@@ -190,6 +190,14 @@ impl Part {
         self.burst + self.overdraft
     }
 
+    /// This part, or as much of it as the other has. The overdraft is a part of the capacity: only their sum is compared.
+    #[must_use]
+    pub fn least(&self, other: &Self) -> Self {
+        let cap = self.cap().min(other.cap());
+        let overdraft = self.overdraft.min(cap);
+        Self { rate: self.rate.min(other.rate), burst: self.burst.min(cap - overdraft), overdraft }
+    }
+
     /// The region's bucket as its store keeps it: the rate discounted for clock drift.
     #[must_use]
     pub fn shape(&self) -> Shape {
@@ -222,6 +230,23 @@ impl Cut {
 }
 
 impl Policy {
+    /// The windows of its quota; `None`: it has no quota, or one whose windows slide.
+    #[must_use]
+    pub fn window(&self) -> Option<Window> {
+        match self.limit {
+            Limit::Quota(Quota { per, algorithm: Algorithm::FixedWindow, .. }) => Some(per),
+            Limit::Quota(_) | Limit::Concurrent(_) | Limit::TokenBucket(_) | Limit::Unlimited => None,
+        }
+    }
+
+    /// Is the other one the same but for the size of its quota?
+    #[must_use]
+    pub fn differs_in_quota_alone(&self, other: &Self) -> bool {
+        let (Limit::Quota(mine), Limit::Quota(theirs)) = (&self.limit, &other.limit) else { return false };
+        let limit = Limit::Quota(Quota { quota: theirs.quota, ..*mine });
+        Self { limit, ..self.clone() } == *other
+    }
+
     /// The weight of a region.
     #[must_use]
     pub fn weight(&self, region: &str) -> u32 {
@@ -257,7 +282,11 @@ impl Policy {
             if useless { Part { overdraft: part.overdraft, ..Part::default() } } else { part }
         });
         let parts = parts.collect();
-        let fill = rate.time_for(burst).unwrap_or(LEASE_MAX);
+        let fill = match &self.limit {
+            // What is lent of a quota does not come back before the window's end.
+            Limit::Quota(quota) => quota.per.shortest(),
+            _ => rate.time_for(burst).unwrap_or(LEASE_MAX),
+        };
         let lease = fill.clamp(LEASE_MIN, LEASE_MAX);
         Some(Cut { rate, burst, parts, lease, pooled: self.mode != Mode::Split })
     }
@@ -269,24 +298,32 @@ fn shares_of(whole: i64, weights: &[u32]) -> impl Iterator<Item = i64> {
     weights.iter().map(move |weight| Tokens(whole).mul_div(i64::from(*weight), total).0)
 }
 
-/// The same in whole tokens that add up to the whole (rounded down to whole tokens): what is left over goes to those that
-/// rounding cost most, the first ones first.
+/// The same in whole tokens that add up to the whole (rounded down to whole tokens), by Jefferson's method (d'Hondt's): each
+/// token that rounding left over goes to the region with the largest weight per token that it would then have. So no share
+/// gets smaller when the whole gets larger (Balinski and Young, *Fair Representation*, 1982), which a raise of a quota counts on.
 fn whole_shares(whole: Tokens, weights: &[u32]) -> Vec<Tokens> {
     let tokens = whole.floor();
     let mut shares: Vec<i64> = shares_of(tokens, weights).collect();
-    let lost = |at: usize| {
-        let due = i128::from(tokens).saturating_mul(weights.get(at).copied().unwrap_or(0).into());
-        due.rem_euclid(i128::from(total(weights).max(1)))
-    };
-    let mut by_loss: Vec<usize> = (0..weights.len()).filter(|at| lost(*at) > 0).collect();
-    by_loss.sort_by_key(|at| std::cmp::Reverse(lost(*at)));
-    let left = tokens.saturating_sub(shares.iter().copied().fold(0, i64::saturating_add));
-    for at in by_loss.into_iter().take(usize::try_from(left).unwrap_or(0)) {
-        if let Some(share) = shares.get_mut(at) {
-            *share = share.saturating_add(1);
+    if total(weights) > 0 {
+        for _ in sum(&shares)..tokens {
+            // Weight / (share + 1), the first one of the largest.
+            let claims = shares.iter_mut().zip(weights).rev();
+            let first = claims.max_by(|(a, weight_a), (b, weight_b)| {
+                let claim = |weight: u32, other: i64| {
+                    i128::from(weight).saturating_mul(i128::from(other).saturating_add(1))
+                };
+                claim(**weight_a, **b).cmp(&claim(**weight_b, **a))
+            });
+            if let Some((share, _)) = first {
+                *share = share.saturating_add(1);
+            }
         }
     }
     shares.into_iter().map(Tokens::whole).collect()
+}
+
+fn sum(shares: &[i64]) -> i64 {
+    shares.iter().copied().fold(0, i64::saturating_add)
 }
 
 fn total(weights: &[u32]) -> i64 {
@@ -362,6 +399,16 @@ mod tests {
             p.limit = Limit::Concurrent(Concurrent { permits, ttl: TTL_DEFAULT });
             assert_eq!(bursts(&p).iter().sum::<i64>(), permits as i64);
         }
+        let mut last = vec![0; 3];
+        p.weights = [("a".into(), 53), ("b".into(), 24), ("c".into(), 23)].into();
+        for quota in 0..2000 {
+            p.limit = Limit::Quota(Quota { quota, per: month, algorithm: Algorithm::FixedWindow });
+            let next = bursts(&p);
+            assert!(next.iter().zip(&last).all(|(n, l)| n >= l), "{quota}: {last:?}, {next:?}");
+            assert_eq!(next.iter().sum::<i64>(), quota as i64);
+            last = next;
+        }
+        p.weights = [("a".into(), 1), ("b".into(), 3), ("c".into(), 0)].into();
         p.mode = Mode::Strict;
         p.limit = Limit::Quota(Quota { quota: 205, per: month, algorithm: Algorithm::FixedWindow });
         assert_eq!(bursts(&p), [5, 15, 0], "10% are reserved");

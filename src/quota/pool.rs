@@ -5,7 +5,7 @@
 //! [`Pool::apply`] is the only door to the state, and every replica goes through it with the same entries; a region reads
 //! what it was granted in its own replica. Nothing in an entry can make it panic, or lend more than there is.
 //!
-//! Not here yet, and the place kept open: lending of idle reserve, calendar quotas.
+//! Not here yet, and the place kept open: lending of idle reserve.
 
 mod clock;
 mod decide;
@@ -15,7 +15,10 @@ mod ledger;
 mod members;
 mod policies;
 mod resets;
+mod view;
 mod walk;
+mod wall;
+mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -23,23 +26,27 @@ mod tests;
 pub use clock::RaftClock;
 pub use decide::SLOW;
 pub use entry::{
-    Ack, AddRegion, Applied, Ask, Entry, Join, NoReset, Op, PolicyOutcome, RegionId, RemoveRegion,
-    ResetBucket, SetPolicies, Stamp, TakeReset,
+    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, Join, NoReset, Op, PolicyOutcome, RegionId,
+    RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
-pub use former::{PoolV1, PoolV2};
+pub use former::{PoolV1, PoolV2, PoolV3};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
 pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};
 pub use resets::{RESET_TEXT_MAX, RESETS_MAX, Reset};
+pub use view::{Books, BucketView, Inquiry, Preview};
+pub use wall::Reading;
 
 use self::decide::Decision;
 use self::ledger::Ledger;
 use self::members::Members;
 use self::policies::{Policies, Slot, Terms};
 use self::resets::Resets;
+use self::windows::Windows;
 use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::bucket::Unseen;
-use super::policy::{BucketId, Cut, Part, Policy, RegionName};
+use super::calendar::Turn;
+use super::policy::{BucketId, Cut, Part, Policy, RegionName, Window};
 use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -54,7 +61,7 @@ pub const BUCKETS_MAX: usize = 4_000_000;
 const EVICT_STEP: usize = 16;
 
 /// The pool of a cluster. Snapshots hold it as it is: change its layout, or that of anything in it, and they need a new
-/// format (see [`PoolV1`]).
+/// format (see [`PoolV1`] to [`PoolV3`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     members: Members,
@@ -65,6 +72,7 @@ pub struct Pool {
     /// Where the search for buckets to forget goes on.
     evict_after: Option<BucketId>,
     resets: Resets,
+    windows: Windows,
 }
 
 /// A policy in force.
@@ -76,87 +84,6 @@ pub struct PolicyView<'a> {
     pub policy: &'a Arc<Policy>,
     /// How it is cut up; `None`: unlimited.
     pub cut: Option<&'a Cut>,
-}
-
-/// One bucket's pool, for people to look at.
-#[derive(Clone, Debug)]
-pub struct BucketView {
-    /// Which bucket.
-    pub bucket: BucketId,
-    /// Of which policy.
-    pub policy: u32,
-    /// Tokens that may be lent, at the pool's own Raft time.
-    pub level: Tokens,
-    /// Rate that is not lent (negative while a policy shrinks).
-    pub free_rate: Rate,
-    /// Burst that is not lent (negative while a policy shrinks).
-    pub free_burst: Tokens,
-    /// The books did not balance: nothing is granted.
-    pub frozen: bool,
-    /// By region: what is lent, and tombstones.
-    pub records: Vec<Record>,
-}
-
-/// One bucket's books, for whoever wants to check that they balance: `reserved + lent + free = whole`. Rates, and bursts with
-/// the overshoot.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books {
-    /// The whole limit.
-    pub whole: (Rate, Tokens),
-    /// All regions' reserves as they are counted: while a change is under way, the larger of old and new.
-    pub reserved: (Rate, Tokens),
-    /// By region: the most of the pool that it may hold or come to hold, under older epochs too.
-    pub lent: Vec<(Rate, Tokens)>,
-    /// What could be lent (negative while a policy shrinks).
-    pub free: (Rate, Tokens),
-    /// Tokens that could be lent.
-    pub level: Tokens,
-    /// The books did not balance: nothing is granted.
-    pub frozen: bool,
-}
-
-/// What a region would ask: see [`Pool::preview`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Inquiry {
-    /// Who.
-    pub region: RegionId,
-    /// As in [`Ask`].
-    pub demand: Rate,
-    /// As in [`Ask`].
-    pub want: Tokens,
-    /// As in [`Ask`].
-    pub level: Tokens,
-    /// As in [`Ask`].
-    pub short: Tokens,
-    /// As in [`Ask`].
-    pub quantum: Tokens,
-    /// What it would keep: burst ...
-    pub held_burst: Tokens,
-    /// ... and rate.
-    pub held_rate: Rate,
-}
-
-/// What an ask would get, were it applied now, and whether others wait for what the region holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Preview {
-    /// It would hold this rate ...
-    pub rate: Rate,
-    /// ... and this burst ...
-    pub burst: Tokens,
-    /// ... and get so many tokens.
-    pub tokens: Tokens,
-    /// Another region is entitled to more than it holds.
-    pub others_short: bool,
-    /// Another region has just asked for the tokens of a request, and got none.
-    pub others_wait: bool,
-    /// The needs on record exceed the pool.
-    pub contended: bool,
-    /// Some region has asked about this bucket not long ago.
-    pub known: bool,
-    /// What this region said last about its demand.
-    pub demand_on_record: Rate,
-    /// It would be served by tokens on demand, not by a share of the rate.
-    pub on_demand: bool,
 }
 
 impl Pool {
@@ -178,6 +105,7 @@ impl Pool {
         for op in entry.ops.iter().take(OPS_MAX) {
             self.apply_op(op, &mut applied);
         }
+        self.windows.walls.advance(&self.members, self.tau);
         self.evict(EVICT_STEP.saturating_add(entry.ops.len().min(OPS_MAX)));
         applied
     }
@@ -269,6 +197,38 @@ impl Pool {
         self.policies.slot(policy)?.unseen_part(region, self.tau)
     }
 
+    /// The windows of a policy's quota; `None`: it has none.
+    #[must_use]
+    pub fn window(&self, policy: u32) -> Option<Window> {
+        self.policies.slot(policy)?.policy()?.window()
+    }
+
+    /// What a region may use of its reserve in windows that began before a time of day, instead of [`Self::usable`]; `None`: no
+    /// change is so recent that it makes a difference.
+    #[must_use]
+    pub fn held_back(&self, policy: u32, region: RegionId) -> Option<(Micros, Part)> {
+        self.windows.held(policy, region)
+    }
+
+    /// The time of day at Raft time `tau`: microseconds since 1970-01-01T00:00:00Z. `None`: no majority of the regions has said
+    /// what time it is.
+    #[must_use]
+    pub fn wall(&self, tau: Micros) -> Option<Micros> {
+        self.windows.walls.at(&self.members, tau.max(self.tau))
+    }
+
+    /// What [`Self::wall`] would be if it had never stood still (for clocks that were set back). `None` as there.
+    #[must_use]
+    pub fn wall_run(&self, tau: Micros) -> Option<Micros> {
+        self.windows.walls.run_at(&self.members, tau.max(self.tau))
+    }
+
+    /// What a region has said last about the time of day.
+    #[must_use]
+    pub fn reading(&self, region: RegionId) -> Option<Reading> {
+        self.windows.walls.reading(region)
+    }
+
     /// Will this region have a part of a limit once changes that are under way have settled, and has it none yet?
     #[must_use]
     pub fn usable_later(&self, region: RegionId) -> bool {
@@ -298,120 +258,14 @@ impl Pool {
         self.policies.clear_at()
     }
 
-    /// What would this region get if its ask were applied at Raft time `tau`? `None`: there is nothing to be had (split,
-    /// unlimited, or no such policy).
-    #[must_use]
-    pub fn preview(&self, policy: u32, bucket: BucketId, tau: Micros, inquiry: &Inquiry) -> Option<Preview> {
-        let slot = self.policies.slot(policy)?;
-        let terms = slot.terms().filter(|terms| terms.cut.pooled)?;
-        let mut ledger = self.ledger_at(slot, &terms, bucket, tau);
-        let known = ledger.records.iter().any(|r| r.live || r.demand.is_positive());
-        let contended = decide::contended(&terms, &ledger);
-        let others_short = decide::others_short(&terms, &ledger, inquiry.region);
-        let others_wait = decide::others_wait(&terms, &ledger, inquiry.region);
-        let now = ledger.at;
-        let record = ledger.record_mut(inquiry.region)?;
-        let demand_on_record = record.demand;
-        record.burst = inquiry.held_burst.or_zero().min(record.burst);
-        record.rate = inquiry.held_rate.or_zero().min(record.rate);
-        record.live = true;
-        advise(record, &terms, now, inquiry.demand, inquiry.want, inquiry.quantum);
-        let d = if self.members.standing(inquiry.region) == Standing::In {
-            decide::decide(&terms, &ledger, inquiry.region, inquiry.level, inquiry.short)
-        } else {
-            Decision::default()
-        };
-        Some(Preview {
-            rate: d.rate,
-            burst: d.burst,
-            tokens: d.tokens,
-            others_short,
-            others_wait,
-            contended,
-            known,
-            demand_on_record,
-            on_demand: d.on_demand,
-        })
-    }
-
-    /// The level of a bucket's pool, were an entry stamped `tau` applied now.
-    #[must_use]
-    pub fn free(&self, policy: u32, bucket: BucketId, tau: Micros) -> Tokens {
-        let Some(slot) = self.policies.slot(policy) else { return Tokens::ZERO };
-        let Some(terms) = slot.terms() else { return Tokens::ZERO };
-        self.ledger_at(slot, &terms, bucket, tau).level.tokens
-    }
-
-    /// The burst that other regions hold of a bucket's pool, or may come to hold: what they have to spare may yet come.
-    #[must_use]
-    pub fn lent_elsewhere(&self, bucket: BucketId, region: RegionId) -> Tokens {
-        let records = self.buckets.get(&bucket).map_or(&[][..], |ledger| ledger.records.as_slice());
-        records.iter().filter(|r| r.region != region && r.live).map(|r| r.burst).sum()
-    }
-
-    /// How many buckets have books.
-    #[must_use]
-    pub fn bucket_count(&self) -> usize {
-        self.buckets.len()
-    }
-
-    /// The buckets that have books, for status pages, at the pool's own Raft time.
-    pub fn buckets(&self) -> impl Iterator<Item = BucketView> {
-        self.buckets.keys().filter_map(|id| self.bucket(*id))
-    }
-
-    /// One of [`Self::buckets`].
-    #[must_use]
-    pub fn bucket(&self, bucket: BucketId) -> Option<BucketView> {
-        let policy = self.buckets.get(&bucket)?.policy;
-        let slot = self.policies.slot(policy)?;
-        let terms = slot.terms()?;
-        let ledger = self.ledger_at(slot, &terms, bucket, self.tau);
-        let (free_rate, free_burst) = ledger.free(&terms);
-        let (level, frozen, records) = (ledger.level.tokens, ledger.frozen, ledger.records);
-        Some(BucketView { bucket, policy, level, free_rate, free_burst, frozen, records })
-    }
-
-    /// The books of a bucket (of one that nobody has asked about, too), were an entry stamped `tau` applied now. `None`: there
-    /// is no pool.
-    #[must_use]
-    pub fn books(&self, policy: u32, bucket: BucketId, tau: Micros) -> Option<Books> {
-        let slot = self.policies.slot(policy)?;
-        let terms = slot.terms().filter(|terms| terms.cut.pooled)?;
-        let ledger = self.ledger_at(slot, &terms, bucket, tau);
-        let mut lent = vec![(Rate::ZERO, Tokens::ZERO); self.regions().len()];
-        for record in &ledger.records {
-            let Some(lent) = lent.get_mut(usize::from(record.region.0)) else { continue };
-            let (rate, burst) = record.liable();
-            *lent = (lent.0 + rate, lent.1 + burst);
-        }
-        Some(Books {
-            whole: (terms.cut.rate, terms.cut.burst + terms.cut.overshoot()),
-            reserved: self.policies.reserved(policy)?,
-            lent,
-            free: ledger.free(&terms),
-            level: ledger.level.tokens,
-            frozen: ledger.frozen,
-        })
-    }
-
-    /// Checks the books of every bucket.
-    ///
-    /// # Errors
-    /// The first bucket whose books do not balance.
-    pub fn check(&self) -> Result<(), (BucketId, Breach)> {
-        self.buckets.iter().try_for_each(|(id, ledger)| {
-            let terms = self.policies.slot(ledger.policy).and_then(Slot::terms);
-            terms.map_or(Ok(()), |terms| ledger.check(&terms)).map_err(|breach| (*id, breach))
-        })
-    }
-
     fn apply_op(&mut self, op: &Op, applied: &mut Applied) {
         match op {
             Op::Found { regions, policies } => {
                 applied.policies = self.found(regions, policies).or(applied.policies)
             }
-            Op::Ask(ask) => self.ask(ask, applied),
+            Op::Ask(ask) => self.ask(ask, None, applied),
+            Op::AskInWindow(AskInWindow { start, ask }) => self.ask(ask, Some(*start), applied),
+            Op::TimeOfDay(told) => self.time_of_day(told),
             Op::Join(join) => self.join(join, applied),
             Op::SetPolicies(set) => applied.policies = Some(self.set_policies(set, applied)),
             Op::Ack(ack) => self.ack(ack, applied),
@@ -458,7 +312,9 @@ impl Pool {
             return PolicyOutcome::Refused;
         }
         self.advance(|_| true);
+        let before = Windows::before(&self.policies);
         let version = self.policies.set(&self.members, &set.policies, self.tau);
+        self.windows.hold(before, &self.policies);
         self.advance(|_| true); // clips the levels to the new caps
         self.settle(applied);
         PolicyOutcome::Set(version)
@@ -478,9 +334,11 @@ impl Pool {
             return PolicyOutcome::Refused;
         }
         self.advance(|_| true);
+        let before = Windows::before(&self.policies);
         let Some(region) = self.members.add(&add.name) else { return PolicyOutcome::Refused };
         let version = self.policies.share_anew(&self.members, self.tau);
         self.policies.welcome(region);
+        self.windows.hold(before, &self.policies);
         self.advance(|_| true);
         self.settle(applied);
         PolicyOutcome::Set(version)
@@ -499,14 +357,17 @@ impl Pool {
             }
             self.advance(|_| true);
             let next = self.policies.version().saturating_add(1);
+            let before = Windows::before(&self.policies);
             self.members.leave(member.id, next);
             self.policies.share_anew(&self.members, self.tau);
+            self.windows.hold(before, &self.policies);
             self.ledgers_forget_demand(member.id);
         }
         if remove.presume_dead && self.policies.is_awaited(member.id) {
             self.advance(|_| true);
             self.members.retire(member.id);
             self.policies.retire(member.id, self.tau);
+            self.windows.hold_back(&self.policies, None);
             applied.joined.push(member.id);
         }
         self.advance(|_| true);
@@ -529,6 +390,7 @@ impl Pool {
         let in_motion = self.policies.in_motion();
         self.advance(&in_motion);
         self.policies.ack(ack.region, ack.version, self.tau);
+        self.windows.hold_back(&self.policies, None);
         self.advance(&in_motion);
         self.settle(applied);
         applied.acknowledged = true;
@@ -540,7 +402,9 @@ impl Pool {
             let gone = self.policies.settle(self.tau).ids;
             if !gone.is_empty() {
                 self.buckets.retain(|_, ledger| gone.binary_search(&ledger.policy).is_err());
+                self.windows.retain(|bucket| self.buckets.contains_key(bucket));
             }
+            self.windows.hold_back(&self.policies, Some(self.wall(self.tau).unwrap_or_default()));
             let out = self.members.complete(self.policies.settled());
             if out.is_empty() {
                 return;
@@ -557,7 +421,31 @@ impl Pool {
         }
     }
 
-    fn ask(&mut self, ask: &Ask, applied: &mut Applied) {
+    fn time_of_day(&mut self, told: &TimeOfDay) {
+        if self.members.standing(told.region) != Standing::In {
+            return;
+        }
+        self.windows.walls.read(told.region, told.wall, self.tau);
+        self.windows.walls.advance(&self.members, self.tau);
+        if let Some(wall) = self.wall(self.tau) {
+            self.windows.let_go(&self.policies, wall);
+        }
+    }
+
+    /// The window that an ask is about, if its policy has windows and this one is open. `Err`: the ask is refused.
+    fn open_window(&self, slot: &Slot, start: Option<Micros>) -> Result<Option<Turn>, ()> {
+        match (slot.policy().and_then(|policy| policy.window()), start) {
+            (None, None) => Ok(None),
+            (Some(window), Some(start)) => {
+                let turn = window.turn_from(start).ok_or(())?;
+                let wall = self.wall(self.tau).ok_or(())?;
+                if Windows::is_open(turn, wall) { Ok(Some(turn)) } else { Err(()) }
+            }
+            _ => Err(()),
+        }
+    }
+
+    fn ask(&mut self, ask: &Ask, window: Option<Micros>, applied: &mut Applied) {
         let sent = ask.seen.tau + ask.age.or_zero();
         let standing = self.members.standing(ask.region);
         let of_old = ask.epoch != self.members.epoch(ask.region).0 && !planted(Bug::NoEpoch);
@@ -567,13 +455,21 @@ impl Pool {
         }
         let Some(slot) = self.policies.slot(ask.policy) else { return };
         let Some(terms) = slot.terms().filter(|terms| terms.cut.pooled) else { return };
+        let Ok(turn) = self.open_window(slot, window) else { return };
+        let terms = turn.map_or(terms, |turn| self.windows.terms_in(slot.id, turn, terms));
         if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&ask.bucket) {
             return;
         }
-        let ledger = self.buckets.entry(ask.bucket).or_insert_with(|| slot.unseen.clone());
-        if ledger.policy != ask.policy {
+        let windows = &mut self.windows;
+        let ledger = self.buckets.entry(ask.bucket).or_insert_with(|| match turn {
+            Some(turn) => windows.open(ask.bucket, turn, &terms, slot.unseen.clone()),
+            None => slot.unseen.clone(),
+        });
+        let booked = windows.booked_mut(&ask.bucket);
+        if ledger.policy != ask.policy || booked.as_ref().map(|booked| booked.turn) != turn {
             return;
         }
+        Windows::reckon(booked, &terms, ledger);
         ledger.advance(&terms, self.tau);
         let Some(written) = answer(&terms, ledger, ask, standing) else { return };
         applied.records.extend(written.regions.into_iter().map(|region| (region, ask.bucket)));
@@ -585,23 +481,35 @@ impl Pool {
 
     /// Brings the buckets of these policies to the pool's Raft time, under the terms in force.
     fn advance(&mut self, of: impl Fn(u32) -> bool) {
-        for ledger in self.buckets.values_mut().filter(|ledger| of(ledger.policy)) {
-            if let Some(terms) = self.policies.slot(ledger.policy).and_then(Slot::terms) {
+        for (id, ledger) in self.buckets.iter_mut().filter(|(_, ledger)| of(ledger.policy)) {
+            let slot = self.policies.slot(ledger.policy);
+            if let Some(terms) = slot.and_then(|slot| self.windows.terms(slot, *id)) {
+                Windows::reckon(self.windows.booked_mut(id), &terms, ledger);
                 ledger.advance(&terms, self.tau);
             }
         }
     }
 
-    /// Looks at the next `many` buckets, and forgets those that are no worse off than a bucket never seen.
+    /// Looks at the next `many` buckets, and forgets those that are no worse off than a bucket never seen, and those whose window is
+    /// over.
     fn evict(&mut self, many: usize) {
         let from = self.evict_after.map_or(Bound::Unbounded, Bound::Excluded);
+        let wall = self.wall(self.tau).unwrap_or_default();
         let mut idle = Vec::new();
         let mut last = None;
         for (id, ledger) in self.buckets.range_mut((from, Bound::Unbounded)).take(many) {
             last = Some(*id);
             let Some(slot) = self.policies.slot(ledger.policy) else { continue };
-            let Some(terms) = slot.terms() else { continue };
+            let Some(terms) = self.windows.terms(slot, *id) else { continue };
+            Windows::reckon(self.windows.booked_mut(id), &terms, ledger);
             ledger.advance(&terms, self.tau);
+            if let Some(booked) = self.windows.booked(*id) {
+                let over = booked.turn.end <= wall || ledger.level.tokens >= terms.burst;
+                if ledger.records.is_empty() && over && !ledger.frozen {
+                    idle.push(*id);
+                }
+                continue;
+            }
             let mut unseen = slot.unseen.clone();
             unseen.advance(&terms, self.tau);
             let full = (ledger.level.tokens, ledger.level.rem) >= (unseen.level.tokens, unseen.level.rem);
@@ -612,15 +520,8 @@ impl Pool {
         self.evict_after = last;
         for id in idle {
             self.buckets.remove(&id);
+            self.windows.forget(&id);
         }
-    }
-
-    /// A copy of a bucket's books at Raft time `tau`.
-    fn ledger_at(&self, slot: &Slot, terms: &Terms<'_>, bucket: BucketId, tau: Micros) -> Ledger {
-        let kept = self.buckets.get(&bucket).filter(|ledger| ledger.policy == slot.id);
-        let mut ledger = kept.unwrap_or(&slot.unseen).clone();
-        ledger.advance(terms, tau);
-        ledger
     }
 }
 

@@ -3,7 +3,8 @@
 //! The names and formats of header fields are all in [`Fields`], because the draft they follow still changes.
 
 use super::amount::{Micros, Rate, Tokens};
-use super::policy::{Limit, Mode, Policy, TokenBucket, Unit};
+use super::calendar::Turn;
+use super::policy::{Limit, Mode, Policy, TokenBucket, Window};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -35,8 +36,10 @@ pub struct LimitVerdict {
     pub allowed: bool,
     /// Tokens a [`Self::per`].
     pub limit: u64,
-    /// The unit of time of [`Self::limit`].
-    pub per: Unit,
+    /// The time that [`Self::limit`] is for; `None`: so many at a time.
+    pub per: Option<Window>,
+    /// How long the window of a quota is that the request was in: months and years differ.
+    pub window: Option<Micros>,
     /// What the bucket holds at most, in whole tokens.
     pub burst: u64,
     /// What is left, in whole tokens, rounded down.
@@ -138,17 +141,48 @@ pub struct Terms<'a> {
     /// The policy's mode.
     pub mode: Mode,
     /// The limit; `None`: unlimited.
-    pub limit: Option<TokenBucket>,
+    pub limit: Option<Scale>,
     /// The policy only counts.
     pub shadow: bool,
 }
 
+/// A limit's numbers, as answers tell them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// Tokens, or permits, ...
+    pub amount: u64,
+    /// ... in so much time; `None`: at a time.
+    pub per: Option<Window>,
+    /// The most that can be had at once, in whole tokens.
+    pub burst: u64,
+}
+
+impl Scale {
+    /// Those of a policy's limit; `None`: unlimited.
+    #[must_use]
+    pub fn of(limit: &Limit) -> Option<Self> {
+        match limit {
+            Limit::TokenBucket(bucket) => Some((*bucket).into()),
+            Limit::Quota(quota) => {
+                Some(Self { amount: quota.quota, per: Some(quota.per), burst: quota.quota })
+            }
+            Limit::Concurrent(concurrent) => {
+                Some(Self { amount: concurrent.permits, per: None, burst: concurrent.permits })
+            }
+            Limit::Unlimited => None,
+        }
+    }
+}
+
+impl From<TokenBucket> for Scale {
+    fn from(bucket: TokenBucket) -> Self {
+        Self { amount: bucket.amount, per: Some(Window::Calendar(bucket.per)), burst: bucket.burst }
+    }
+}
+
 impl<'a> From<&'a Policy> for Terms<'a> {
     fn from(policy: &'a Policy) -> Self {
-        let limit = match policy.limit {
-            Limit::TokenBucket(bucket) => Some(bucket),
-            Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_) => None,
-        };
+        let limit = Scale::of(&policy.limit);
         Self { policy: &policy.name, mode: policy.mode, limit, shadow: policy.shadow }
     }
 }
@@ -157,7 +191,8 @@ impl Terms<'_> {
     /// The most that one request can ever be granted.
     #[must_use]
     pub fn ceiling(&self) -> Tokens {
-        let burst = self.limit.map_or(Tokens::MAX, |limit| limit.burst());
+        let whole = |limit: Scale| Tokens::whole(i64::try_from(limit.burst).unwrap_or(i64::MAX));
+        let burst = self.limit.map_or(Tokens::MAX, whole);
         match self.mode {
             Mode::Approximate { max_overshoot } => burst + max_overshoot.of_tokens(burst),
             Mode::Strict | Mode::Split => burst,
@@ -176,6 +211,21 @@ pub struct Sight {
     pub rate: Rate,
     /// What it can hold.
     pub cap: Tokens,
+}
+
+/// A quota as a request found it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaSight {
+    /// Did the cost fit?
+    pub fits: bool,
+    /// What is left of it as far as this region knows: its own, and what it might be lent.
+    pub left: Tokens,
+    /// The window.
+    pub turn: Turn,
+    /// The time of day.
+    pub now: Micros,
+    /// How long it takes to be lent something; `None`: nothing can be lent.
+    pub lent_after: Option<Micros>,
 }
 
 /// What a region may hope to get from the pool, beyond what it holds.
@@ -280,6 +330,36 @@ impl LimitVerdict {
         }
     }
 
+    /// The answer of a quota whose bucket was seen, as `turn` looks at it; `denial` as for [`Self::seen`]. A denial ends with the
+    /// window, or as soon as what is left in the pool has been lent.
+    #[must_use]
+    pub fn in_window(
+        terms: Terms<'_>,
+        descriptor: usize,
+        cost: Tokens,
+        quota: &QuotaSight,
+        denial: Reason,
+    ) -> Self {
+        let allowed = quota.fits || terms.shadow;
+        let left = (quota.turn.end - quota.now).or_zero();
+        let lent_soon = quota.lent_after.filter(|_| cost <= quota.left);
+        let wait = lent_soon.map_or(left, |after| left.min(after));
+        let retry = (!quota.fits && cost <= terms.ceiling()).then_some(wait.max(Micros(1)));
+        Self {
+            allowed,
+            remaining: u64::try_from(quota.left.floor()).unwrap_or(0),
+            reset: if allowed { left } else { retry.unwrap_or(Micros::ZERO) },
+            retry_after: retry.filter(|_| !allowed),
+            reason: match (quota.fits, terms.shadow) {
+                (true, _) => Reason::Ok,
+                (false, true) => Reason::Shadow,
+                (false, false) => denial,
+            },
+            window: Some(quota.turn.length()),
+            ..Self::unlimited(terms, descriptor)
+        }
+    }
+
     /// The answer of a limit whose store gave none: as `on_store_failure` says. (A cost that never fits is a denial
     /// that never ends, store or not.)
     #[must_use]
@@ -312,7 +392,8 @@ impl LimitVerdict {
             mode: terms.mode,
             allowed: true,
             limit: limit.map_or(u64::MAX, |l| l.amount),
-            per: limit.map_or(Unit::Second, |l| l.per),
+            per: limit.and_then(|l| l.per),
+            window: None,
             burst: limit.map_or(u64::MAX, |l| l.burst),
             remaining: u64::MAX,
             reset: Micros::ZERO,
@@ -371,7 +452,7 @@ pub fn until_full(sight: Sight) -> Micros {
 ///
 /// `RateLimit-Policy` and `RateLimit` are those of draft-ietf-httpapi-ratelimit-headers-10 (an Internet-Draft, not an
 /// RFC): one quota policy item (section 3) with `q` and `w`, one service limit item (section 4) with `r` and `t`.
-/// Names of items are Structured Field strings (RFC 9651, section 3.3.3), numbers are Structured Field integers
+/// What is limited at a time has no `w`, but the quota unit `qu="concurrent-requests"` (section 3). Names of items are Structured Field strings (RFC 9651, section 3.3.3), numbers are Structured Field integers
 /// (section 3.3.1: at most 15 digits). `X-RateLimit-*` are the older, informal ones. `Retry-After` is RFC 9110,
 /// section 10.2.3.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -415,7 +496,14 @@ impl Fields {
         let mut policy = String::with_capacity(name_length.saturating_add(48));
         quoted(&mut policy, &limit.policy);
         // Writing to a String does not fail.
-        let _ = write!(policy, ";q={};w={}", sf_integer(limit.limit), limit.per.seconds());
+        let _ = write!(policy, ";q={}", sf_integer(limit.limit));
+        let _ = match limit.per {
+            Some(per) => {
+                let length = limit.window.map_or(per.seconds(), Micros::ceil_seconds);
+                write!(policy, ";w={length}")
+            }
+            None => policy.write_str(";qu=\"concurrent-requests\""),
+        };
         let mut state = String::with_capacity(name_length.saturating_add(48));
         quoted(&mut state, &limit.policy);
         let _ = write!(state, ";r={}", sf_integer(limit.remaining));
@@ -459,235 +547,4 @@ fn quoted(out: &mut String, name: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::quota::policy::{OnStoreFailure, Reserve, Share};
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    fn limit(amount: u64, per: Unit, burst: u64) -> TokenBucket {
-        TokenBucket { amount, per, burst }
-    }
-
-    fn policy(name: &str, bucket: TokenBucket) -> Policy {
-        Policy {
-            name: name.into(),
-            domain: "api".into(),
-            matches: Vec::new(),
-            limit: Limit::TokenBucket(bucket),
-            mode: Mode::Split,
-            reserve: Reserve::default(),
-            weights: BTreeMap::new(),
-            wait: Micros::ZERO,
-            on_store_failure: OnStoreFailure::Deny,
-            shadow: false,
-        }
-    }
-
-    /// A bucket at `level` that is asked for `cost`, whole tokens.
-    fn asked(policy: &Policy, descriptor: usize, cost: i64, level: i64) -> LimitVerdict {
-        let Limit::TokenBucket(bucket) = policy.limit else { panic!("a limit") };
-        let (cost, level) = (Tokens::whole(cost), Tokens::whole(level));
-        let fits = cost <= level;
-        let level = if fits { level - cost } else { level };
-        let sight = Sight { fits, level, rate: bucket.rate(), cap: bucket.burst() };
-        LimitVerdict::seen(policy.into(), descriptor, cost, sight, None, Reason::OverLimit)
-    }
-
-    fn lines(verdict: &Verdict) -> Vec<String> {
-        let f = verdict.fields().unwrap();
-        let mut lines = vec![
-            format!("{}: {}", Fields::POLICY, f.policy),
-            format!("{}: {}", Fields::STATE, f.state),
-            format!("{}: {}", Fields::X_LIMIT, f.limit),
-            format!("{}: {}", Fields::X_REMAINING, f.remaining),
-            format!("{}: {}", Fields::X_RESET, f.reset),
-        ];
-        lines.extend(f.retry_after.map(|s| format!("{}: {s}", Fields::RETRY_AFTER)));
-        lines
-    }
-
-    #[test]
-    fn fields_of_an_allowed_request() {
-        let p = policy("tenant-requests", limit(1000, Unit::Second, 2000));
-        let mut limit = asked(&p, 0, 1, 42);
-        // As in the contract: 230 ms are a second, rounded up.
-        limit.reset = Micros::millis(230);
-        let verdict = Verdict::new(vec![limit], 1, true);
-        assert_eq!(verdict.status(), Status::Allowed);
-        assert_eq!(
-            lines(&verdict),
-            [
-                "ratelimit-policy: \"tenant-requests\";q=1000;w=1",
-                "ratelimit: \"tenant-requests\";r=41;t=1",
-                "x-ratelimit-limit: 1000",
-                "x-ratelimit-remaining: 41",
-                "x-ratelimit-reset: 1",
-            ]
-        );
-    }
-
-    #[test]
-    fn fields_of_a_denied_request() {
-        let p = policy("slow", limit(1, Unit::Minute, 10));
-        let verdict = Verdict::new(vec![asked(&p, 0, 3, 1)], 1, true);
-        assert_eq!(verdict.status().code(), 429);
-        assert_eq!(
-            lines(&verdict),
-            [
-                "ratelimit-policy: \"slow\";q=1;w=60",
-                "ratelimit: \"slow\";r=1;t=121",
-                "x-ratelimit-limit: 1",
-                "x-ratelimit-remaining: 1",
-                "x-ratelimit-reset: 121",
-                "retry-after: 121",
-            ],
-            "1/m is 16,666 micro-tokens a second, rounded down: two tokens take a little more than 120 s"
-        );
-        let soon = policy("fast", limit(1_000_000, Unit::Second, 1_000_000));
-        let verdict = Verdict::new(vec![asked(&soon, 0, 2, 1)], 1, true);
-        assert_eq!(verdict.fields().unwrap().retry_after, Some(1), "at least a second");
-    }
-
-    #[test]
-    fn what_never_fits_has_no_time() {
-        for (bucket, cost) in [(limit(0, Unit::Hour, 0), 1), (limit(5, Unit::Second, 5), 6)] {
-            let p = policy("p", bucket);
-            let level = i64::try_from(bucket.burst).unwrap();
-            let verdict = Verdict::new(vec![asked(&p, 0, cost, level)], 1, true);
-            assert_eq!(verdict.status(), Status::OverLimit);
-            assert_eq!(verdict.limits[0].remaining, bucket.burst, "nothing is charged");
-            let fields = verdict.fields().unwrap();
-            assert_eq!(fields.retry_after, None);
-            assert_eq!(fields.state, format!("\"p\";r={level}"));
-            assert_eq!(fields.reset, 0);
-        }
-    }
-
-    #[test]
-    fn the_binding_limit() {
-        let bucket = limit(1, Unit::Second, 100);
-        let p = policy("p", bucket);
-        let (little, plenty) = (asked(&p, 0, 1, 5), asked(&p, 0, 1, 50));
-        let (short, long) = (asked(&p, 1, 10, 5), asked(&p, 1, 50, 5));
-        let never = asked(&p, 1, 101, 100);
-        let unlimited = LimitVerdict::unlimited(Terms { limit: None, ..Terms::from(&p) }, 0);
-        let mut shadow = asked(&policy("s", limit(1, Unit::Second, 1)), 0, 1, 1);
-        shadow.shadow = true;
-        let binding = |limits: &[&LimitVerdict]| {
-            let forth = Verdict::new(limits.iter().map(|&l| l.clone()).collect(), 2, true);
-            let back = Verdict::new(limits.iter().rev().map(|&l| l.clone()).collect(), 2, true);
-            assert_eq!(forth.binding(), back.binding());
-            forth.binding().unwrap().clone()
-        };
-        assert_eq!(binding(&[&little, &plenty, &unlimited, &shadow]), little);
-        assert_eq!(binding(&[&little, &short, &long]), long);
-        assert_eq!(binding(&[&long, &never]), never);
-        assert_eq!(binding(&[&unlimited, &shadow]), shadow);
-        assert_eq!(Verdict::new(vec![unlimited], 1, true).fields(), None);
-    }
-
-    #[test]
-    fn descriptors_in_order() {
-        let p = policy("p", limit(1, Unit::Second, 10));
-        let limits = vec![asked(&p, 2, 1, 9), asked(&p, 0, 1, 0), asked(&p, 2, 1, 3)];
-        let verdict = Verdict::new(limits, 4, true);
-        assert!(!verdict.allowed);
-        let expected = [(false, Some(1)), (true, None), (true, Some(2)), (true, None)];
-        let expected = expected.map(|(allowed, limit)| DescriptorVerdict { allowed, limit });
-        assert_eq!(verdict.descriptors, expected);
-
-        let unmatched = Verdict::new(Vec::new(), 2, false);
-        assert!(!unmatched.allowed);
-        assert_eq!(unmatched.status(), Status::OverLimit);
-        assert_eq!(unmatched.fields(), None);
-    }
-
-    #[test]
-    fn an_outage_is_not_a_used_up_quota() {
-        let bucket = limit(10, Unit::Second, 10);
-        let p = policy("p", bucket);
-        let gone = LimitVerdict::unavailable((&p).into(), 0, Tokens::whole(1), false);
-        let over = asked(&p, 1, 5, 1);
-        let fine = asked(&p, 1, 1, 5);
-        let status = |limits: Vec<LimitVerdict>| Verdict::new(limits, 2, true).status();
-        assert_eq!(status(vec![gone.clone()]), Status::Unavailable);
-        assert_eq!(status(vec![gone.clone(), fine]), Status::Unavailable);
-        assert_eq!(status(vec![gone.clone(), over]), Status::OverLimit);
-        assert_eq!(Verdict::new(vec![gone.clone()], 2, false).status(), Status::OverLimit);
-        assert_eq!(Fields::new(&gone).retry_after, Some(1));
-
-        let never = LimitVerdict::unavailable((&p).into(), 0, Tokens::whole(11), false);
-        assert_eq!(Fields::new(&never).retry_after, None);
-        let allowed = LimitVerdict::unavailable((&p).into(), 0, Tokens::whole(1), true);
-        assert_eq!((allowed.allowed, allowed.reason), (true, Reason::StoreUnavailable));
-        let roomy =
-            Policy { mode: Mode::Approximate { max_overshoot: Share::percent(10) }, ..policy("a", bucket) };
-        let fits = LimitVerdict::unavailable((&roomy).into(), 0, Tokens::whole(11), false);
-        assert_eq!(fits.retry_after, Some(RETRY_HINT), "the overshoot can be spent");
-    }
-
-    #[test]
-    fn shadow_policies_never_deny() {
-        let bucket = limit(1, Unit::Second, 1);
-        let p = Policy { shadow: true, ..policy("p", bucket) };
-        let verdict = asked(&p, 0, 1, 0);
-        assert_eq!((verdict.allowed, verdict.reason, verdict.retry_after), (true, Reason::Shadow, None));
-    }
-
-    #[test]
-    fn names_are_structured_field_strings() {
-        let p = policy("a\"b\\c\u{e9}\n", limit(u64::MAX, Unit::Day, 1));
-        let fields = Fields::new(&asked(&p, 0, 0, 1));
-        assert_eq!(fields.policy, r#""a\"b\\c__";q=999999999999999;w=86400"#);
-        assert!(fields.policy.is_ascii() && fields.state.is_ascii());
-    }
-
-    #[test]
-    fn hope_shortens_the_wait_only_where_a_lease_would_help() {
-        let second = Micros::seconds(1);
-        let sight =
-            Sight { fits: false, level: Tokens::ZERO, rate: Rate::per_second(1), cap: Tokens::whole(10) };
-        let lease = Elsewhere { rate: Rate::per_second(100), cap: Tokens::whole(50), after: second };
-        assert_eq!(retry_after(Tokens::whole(10), sight, None), Some(Micros::seconds(10)));
-        assert_eq!(retry_after(Tokens::whole(10), sight, Some(lease)), Some(Micros::millis(1_100)));
-        assert_eq!(retry_after(Tokens::whole(50), sight, None), None);
-        assert_eq!(retry_after(Tokens::whole(50), sight, Some(lease)), Some(Micros::millis(1_500)));
-        assert_eq!(retry_after(Tokens::whole(51), sight, Some(lease)), None);
-        let leased = Sight { rate: Rate::per_second(200), ..sight };
-        assert_eq!(retry_after(Tokens::whole(10), leased, Some(lease)), Some(Micros::millis(50)));
-    }
-
-    proptest! {
-        /// Never sooner than the cost can be met, and not a microsecond later either.
-        #[test]
-        fn the_wait_is_exact(
-            cost in 1_i64..1 << 40,
-            level in 0_i64..1 << 40,
-            rate in 0_i64..1 << 45,
-            cap in 0_i64..1 << 40,
-        ) {
-            let (cost, level, rate, cap) = (Tokens(cost), Tokens(level.min(cap)), Rate(rate), Tokens(cap));
-            prop_assume!(cost > level);
-            let sight = Sight { fits: false, level, rate, cap };
-            match retry_after(cost, sight, None) {
-                None => prop_assert!(cost > cap || rate == Rate::ZERO),
-                Some(wait) => {
-                    prop_assert!(level + rate.during(wait) >= cost);
-                    prop_assert!(level + rate.during(wait - Micros(1)) < cost);
-                }
-            }
-        }
-
-        #[test]
-        fn retry_after_and_reset_agree(seconds in 0_i64..1 << 33) {
-            let p = policy("p", limit(1, Unit::Second, 1));
-            let mut limit = asked(&p, 0, 1, 0);
-            limit.reset = Micros(seconds);
-            limit.retry_after = Some(Micros(seconds));
-            let fields = Fields::new(&limit);
-            prop_assert_eq!(Some(fields.reset), fields.retry_after);
-            prop_assert!(i64::try_from(fields.reset).unwrap() * 1_000_000 >= seconds.max(1));
-        }
-    }
-}
+mod tests;

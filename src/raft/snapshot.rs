@@ -1,10 +1,11 @@
 //! Snapshots of the pool: files that are complete or not there.
 //!
-//! A file is `QRSNAP`, a format byte (3; 1, whose pool had no regions that come and go, and 2, which knew no resets, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both
-//! postcard), and a CRC-32 of all that. It is written beside its place, synced, renamed, and the folder synced.
+//! A file is `QRSNAP`, a format byte (4; 1, whose pool had no regions that come and go, 2, which knew no resets, and 3, which knew no
+//! quotas, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both postcard), and a CRC-32
+//! of all that. It is written beside its place, synced, renamed, and the folder synced.
 
 use super::types::SnapshotMeta;
-use crate::quota::pool::{Pool, PoolV1, PoolV2};
+use crate::quota::pool::{Pool, PoolV1, PoolV2, PoolV3};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 4 * 1_024 * 1_024 * 1_024;
 /// The newest, and the one before it, for the case that the newest cannot be read.
 const KEPT: usize = 2;
-const MAGIC: &[u8; 7] = b"QRSNAP\x03";
+const MAGIC: &[u8; 7] = b"QRSNAP\x04";
+const MAGIC_3: &[u8; 7] = b"QRSNAP\x03";
 const MAGIC_2: &[u8; 7] = b"QRSNAP\x02";
 const MAGIC_1: &[u8; 7] = b"QRSNAP\x01";
 const HEAD: usize = MAGIC.len() + 4;
@@ -90,6 +92,7 @@ pub(super) fn take_apart(content: &[u8]) -> io::Result<(SnapshotMeta, Pool)> {
     let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
     let pool = match magic {
         magic if magic == MAGIC => postcard::from_bytes(pool),
+        magic if magic == MAGIC_3 => postcard::from_bytes(pool).map(|pool: PoolV3| pool.into()),
         magic if magic == MAGIC_2 => postcard::from_bytes(pool).map(|pool: PoolV2| pool.into()),
         magic if magic == MAGIC_1 => postcard::from_bytes(pool).map(|pool: PoolV1| pool.into()),
         _ => return Err(damaged("it has another format; use the version that wrote it, or a newer one")),
@@ -256,7 +259,7 @@ mod tests {
     use super::*;
     use crate::quota::amount::Micros;
     use crate::quota::policy::BucketId;
-    use crate::quota::pool::{Entry, RegionId, Stamp};
+    use crate::quota::pool::{AddRegion, Entry, Op, RegionId, Stamp};
 
     fn meta(index: u64) -> SnapshotMeta {
         let last_log_id = Some(LogId { leader_id: LeaderId { term: 2, node_id: 1 }, index });
@@ -323,6 +326,15 @@ mod tests {
         assert_eq!(nodes, [1, 2]);
         assert_eq!(pool.epoch(RegionId(1)), (1, 1 << 50));
         assert_eq!(pool.record(BucketId([7; 16]), RegionId(1)).map(|record| record.seq), Some(9));
+
+        // Format 2: a region more, and no time of day.
+        let add = Op::AddRegion(AddRegion { name: "c".into(), previous: 0 });
+        let stamp = Stamp { term: 65_537, tau: replayed.tau() };
+        assert!(!replayed.apply(65_537, &Entry { stamp, ops: vec![add] }).refused);
+        fs::write(&path, include_bytes!("../../tests/formats/pool-2.snapshot")).unwrap();
+        let (read, pool) = dir.get(&path).unwrap().decode().unwrap();
+        assert_eq!((read, &pool), (meta(6), &replayed));
+        assert_eq!((pool.regions().len(), pool.wall(pool.tau())), (3, None));
     }
 
     #[test]

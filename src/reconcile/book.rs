@@ -1,10 +1,12 @@
 //! The buckets that the slow loop follows: who borrowed what, when to look at each again, what is still to be installed.
 
-use crate::limiter::active::ActivePolicy;
+use crate::limiter::active::{Active, ActivePolicy};
 use crate::limiter::table::{Table, Tally};
+use crate::limiter::time_of_day::TimeOfDay;
 use crate::quota::amount::{DRIFT_PPM, Level, Micros, Rate, Tokens};
 use crate::quota::borrower::{Borrower, Grant, Plan};
-use crate::quota::policy::BucketId;
+use crate::quota::bucket::{Shape, Unseen};
+use crate::quota::policy::{BucketId, Part};
 use crate::telemetry::trace::Cause;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -30,20 +32,57 @@ pub struct Loan {
     install: Option<(Micros, Grant)>,
 }
 
+/// What a bucket is to the region's store.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// Its policy.
+    pub policy: &'a ActivePolicy,
+    /// Without a lease.
+    pub shape: Shape,
+    /// If the store does not hold it.
+    pub unseen: Option<Unseen>,
+    /// What the region may use of the reserve.
+    pub part: Part,
+}
+
 impl Loan {
     /// Is a record still to be put into the store?
     pub fn is_installing(&self) -> bool {
         self.install.is_some()
     }
 
+    /// What its bucket is to the store at this moment. `None`: its policy has gone or has become another, or its window is
+    /// over.
+    pub fn terms<'a>(&self, active: &'a Active, time: &TimeOfDay) -> Option<Terms<'a>> {
+        let policy = active.policy(self.tally.policy)?;
+        match (policy.window, self.tally.turn) {
+            (None, None) => {
+                let (shape, unseen, part) = (policy.shape, policy.unseen, policy.part);
+                Some(Terms { policy, shape, unseen, part })
+            }
+            (Some(window), Some(turn))
+                if window.turn_from(turn.start) == Some(turn) && !self.is_over(time) =>
+            {
+                let unseen = Some(time.unseen(turn)?);
+                Some(Terms { policy, shape: policy.shape_in(turn), unseen, part: policy.part_in(turn) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Is its window over?
+    pub fn is_over(&self, time: &TimeOfDay) -> bool {
+        self.tally.turn.zip(time.now()).is_some_and(|(turn, now)| turn.end <= now)
+    }
+
     /// What the bucket holds at store time `store_now`, going by what was last seen of it. An estimate.
-    pub fn level(&self, policy: &ActivePolicy, store_now: Micros, now: Micros) -> Tokens {
+    pub fn level(&self, shape: Shape, store_now: Micros, now: Micros) -> Tokens {
         let (level, at) = self.tally.level();
         let slice = self.borrower.slice(now);
         let (rate, burst) = slice.map_or((Rate::ZERO, Tokens::ZERO), |s| (s.0, s.1));
         let mut level = Level::new(level);
-        let rate = policy.shape.rate + rate.discount(DRIFT_PPM);
-        level.accrue(rate, store_now - at, policy.shape.cap + burst);
+        let rate = shape.rate + rate.discount(DRIFT_PPM);
+        level.accrue(rate, store_now - at, shape.cap + burst);
         level.tokens
     }
 }

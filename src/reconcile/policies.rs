@@ -22,6 +22,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let me = self.node.and_then(|node| self.raft.pool().read().seat(&self.region, node));
         if me != self.me {
             self.me = me;
+            self.forget_time();
             if me.is_none() {
                 self.leave();
             }
@@ -45,7 +46,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             return false;
         }
         let parts = || pool.policies().map(|p| (p.id, pool.usable(p.id, me).unwrap_or_default()));
-        let same = |(id, part): (u32, Part)| before.policy(id).is_some_and(|p| p.part == part);
+        let held = |id| pool.held_back(id, me);
+        let same =
+            |(id, part): (u32, Part)| before.policy(id).is_some_and(|p| p.part == part && p.held == held(id));
         if before.version == version && parts().all(same) {
             return false;
         }
@@ -59,11 +62,13 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 let known = before.policy(view.id).map(|p| (p.shape, p.unseen));
                 let in_pool = pool.unseen(view.id, me).map(|unseen| unseen.on_clock(tau, now));
                 let mut unseen = Unseen::adopt(known, part.shape(), in_pool, generation, now);
-                if planted(Bug::FullAfterPolicyChange) {
+                if planted(Bug::FullAfterPolicyChange) || view.policy.window().is_some() {
                     unseen = None;
                 }
                 let policy = view.policy.clone();
-                ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics)
+                let mut next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
+                next.held = held(view.id);
+                next
             })
             .collect();
         for gone in before.policies().filter(|p| pool.policies().all(|view| view.id != p.id)) {

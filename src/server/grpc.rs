@@ -14,7 +14,7 @@ use super::{BODY_MAX, Decide, ServerError};
 use crate::limiter::newcomers::Caller;
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::matching::{COST_MAX, Descriptor, Request, Subject};
-use crate::quota::policy::{TokenBucket, Unit};
+use crate::quota::policy::{TokenBucket, Unit, Window};
 use crate::quota::verdict::{DescriptorVerdict, Fields, LimitVerdict, Status as Kind, Verdict};
 use crate::telemetry::metrics::{Answered, Protocol};
 use crate::telemetry::{Metrics, trace};
@@ -334,7 +334,7 @@ fn status(descriptor: &DescriptorVerdict, limit: Option<&LimitVerdict>) -> Descr
             current_limit: Some(RateLimit {
                 name: limit.policy.to_string(),
                 requests_per_unit: saturating(limit.limit),
-                unit: unit(limit.per).into(),
+                unit: limit.per.map_or(WireUnit::Unknown, unit).into(),
             }),
             limit_remaining: saturating(limit.remaining),
             // A denial that never ends has no time to give.
@@ -349,7 +349,11 @@ fn saturating(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn unit(unit: Unit) -> WireUnit {
+/// Envoy has no name for a window of any other length.
+fn unit(window: Window) -> WireUnit {
+    let seconds = window.seconds();
+    let same = |unit: &Unit| window == Window::Calendar(*unit) || unit.seconds() == seconds;
+    let Some(unit) = Unit::ALL.into_iter().find(same) else { return WireUnit::Unknown };
     match unit {
         Unit::Second => WireUnit::Second,
         Unit::Minute => WireUnit::Minute,

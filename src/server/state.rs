@@ -58,6 +58,9 @@ pub struct State {
     pub events: Vec<Event>,
     /// The last minutes of the busiest policies.
     pub history: HistoriesState,
+    /// The time of day that windows of quotas go by here, in milliseconds since 1970-01-01T00:00:00Z; `None`: there are none, or
+    /// nobody knows.
+    pub time_of_day_ms: Option<u64>,
 }
 
 /// The replicated log, as one region sees it.
@@ -234,6 +237,18 @@ pub struct BucketState {
     pub cap: Tokens,
     /// The lease that it has here.
     pub lease: Option<LeaseState>,
+    /// The window that it is of, if its policy is a quota.
+    pub window: Option<WindowState>,
+}
+
+/// A window of a quota, in milliseconds since 1970-01-01T00:00:00Z.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WindowState {
+    /// When it began.
+    pub began_ms: u64,
+    /// When it ends.
+    pub ends_ms: u64,
 }
 
 /// A slice of a pool lent to a region.
@@ -264,6 +279,8 @@ pub struct BucketView {
     pub regions: Vec<BucketRegion>,
     /// The pool's books; `None`: there is no pool.
     pub books: Option<BooksState>,
+    /// The window that it is now, if the policy is a quota: the bucket is that window's.
+    pub window: Option<WindowState>,
 }
 
 /// The books of a bucket: for each of rate and burst, `reserved + lent + free = whole`. Rates are micro-tokens a second; bursts are

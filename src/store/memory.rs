@@ -161,7 +161,11 @@ impl MemoryStore {
     }
 
     fn settle(&self, stored: Option<Bucket>, shape: Shape, unseen: Option<Unseen>, when: Moment) -> Bucket {
-        let mut bucket = stored.unwrap_or_else(|| Bucket::unseen(shape, unseen, self.generation(), when.now));
+        let mut bucket = stored.unwrap_or_else(|| {
+            let ahead = when.now - clock::now();
+            let unseen = unseen.map(|unseen| unseen.in_store(shape, ahead));
+            Bucket::unseen(shape, unseen, self.generation(), when.now)
+        });
         bucket.settle(shape, self.inner.session.nonce, when);
         bucket
     }

@@ -252,6 +252,13 @@ impl RedisStore {
         })
     }
 
+    /// How far Redis' clock is ahead of the daemon's monotonic one, at least.
+    fn ahead(&self) -> Result<Micros, StoreError> {
+        let sent = crate::clock::now();
+        let window = self.shared.window(sent, Duration::ZERO).ok_or(StoreError::Unavailable)?;
+        Ok(window.0 - sent)
+    }
+
     fn window(&self) -> Result<(Micros, Micros), StoreError> {
         self.shared.window(crate::clock::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
     }
@@ -289,8 +296,12 @@ impl Store for RedisStore {
         timeout(self.shared.timeout, asked).await.map_err(|_| StoreError::Unknown)?
     }
 
-    async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+    async fn prepare(&self, mut asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
         let live = self.live()?;
+        let ahead = self.ahead()?;
+        for ask in &mut asks {
+            ask.unseen = ask.unseen.map(|unseen| unseen.in_store(ask.shape, ahead));
+        }
         let mut first = None;
         let mut all = Vec::with_capacity(asks.len());
         for asks in asks.chunks(BUCKETS_A_CALL) {
@@ -303,8 +314,12 @@ impl Store for RedisStore {
         Ok((first.unwrap_or_else(|| self.now()), all))
     }
 
-    async fn install(&self, records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
+    async fn install(&self, mut records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
         let live = self.live()?;
+        let ahead = self.ahead()?;
+        for record in &mut records {
+            record.unseen = record.unseen.map(|unseen| unseen.in_store(record.shape, ahead));
+        }
         let mut all = Vec::with_capacity(records.len());
         for records in records.chunks(BUCKETS_A_CALL) {
             let call = live.attached.stem.install(self.window()?, records);

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use quorate::config::{policies, print, region};
 use quorate::quota::amount::{Micros, TOKENS_MAX};
 use quorate::quota::policy::{
-    KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, Share, TokenBucket, Unit, ValueMatch,
+    Algorithm, KeyMatch, LENGTH_MAX_S, Limit, Mode, OnStoreFailure, Policy, Quota, Reserve, Share,
+    TokenBucket, Unit, ValueMatch, Window,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -44,7 +45,22 @@ fn value() -> impl Strategy<Value = ValueMatch> {
     ]
 }
 
-fn limit() -> impl Strategy<Value = TokenBucket> {
+/// What is refused is not printed: quotas in fixed windows.
+fn quota() -> impl Strategy<Value = Quota> {
+    let unit = prop::sample::select(&Unit::ALL[..]).prop_map(Window::Calendar);
+    let length = (1..=LENGTH_MAX_S).prop_map(|seconds| Window::Length { seconds });
+    (0..=TOKENS_MAX.unsigned_abs(), prop_oneof![unit, length]).prop_map(|(quota, per)| Quota {
+        quota,
+        per,
+        algorithm: Algorithm::FixedWindow,
+    })
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    prop_oneof![bucket().prop_map(Limit::TokenBucket), quota().prop_map(Limit::Quota)]
+}
+
+fn bucket() -> impl Strategy<Value = TokenBucket> {
     let max = TOKENS_MAX.unsigned_abs();
     let unit = prop_oneof![Just(Unit::Second), Just(Unit::Minute), Just(Unit::Hour), Just(Unit::Day)];
     let full =
@@ -69,6 +85,11 @@ fn policy() -> impl Strategy<Value = Policy> {
         |((name, domain), matches, limit, mode, weights, (rate, burst, wait, failure, shadow))| {
             let mode = if limit.is_some() { mode } else { Mode::Split };
             let limited = limit.is_some();
+            // A quota has no rate, and no bucket in memory.
+            let quota = matches!(limit, Some(Limit::Quota(_)));
+            let rate = if quota { burst } else { rate };
+            let failure =
+                if quota && failure == OnStoreFailure::Local { OnStoreFailure::Allow } else { failure };
             Policy {
                 name: name.into(),
                 domain: domain.into(),
@@ -76,7 +97,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                     .into_iter()
                     .map(|(key, value)| KeyMatch { key: key.into(), value })
                     .collect(),
-                limit: limit.map_or(Limit::Unlimited, Limit::TokenBucket),
+                limit: limit.unwrap_or(Limit::Unlimited),
                 mode,
                 reserve: if mode == Mode::Split { Reserve::default() } else { Reserve { rate, burst } },
                 weights: if limited {

@@ -39,7 +39,7 @@ fn the_examples_are_valid_and_say_what_they_guarantee() {
         out.contains("region.yaml: region `us-east` of cluster `prod` (ap-south, eu-west, us-east): valid\n"),
         "{out}"
     );
-    assert!(out.contains("policies.yaml: 6 policies: valid\n"), "{out}");
+    assert!(out.contains("policies.yaml: 7 policies: valid\n"), "{out}");
     let first: String =
         out.split("\n\n").find(|block| block.starts_with("tenant-requests")).unwrap().to_owned();
     let expected = "\
@@ -54,6 +54,18 @@ tenant-requests (strict): 10/s, burst 100
   demand that moves between regions is carried up to 9.9/s (tokens take 450 ms to move: a round trip and the gap between asks)";
     assert_eq!(first, expected);
     assert!(out.contains("health-checks (unlimited): matches and never denies"), "{out}");
+    let month: String = out.split("\n\n").find(|block| block.starts_with("plan-month")).unwrap().to_owned();
+    let expected = "\
+plan-month (strict): 1000000 per month
+  in any window (month, UTC), which turns by the clocks of a majority of the regions, all regions together admit at most 1000000
+  around a turn up to 2000000 may pass in a short time, the end of one window's and the beginning of the next's
+  in a partition each region keeps, as far as it has not spent it:
+    ap-south: 16667
+    eu-west: 16667
+    us-east: 16666
+    and what it has borrowed and not spent, at most 10000 for at most 60 s; half of its reserve is not touched while the pool has something
+  the pool lends the rest: 950000; it keeps the account, whatever becomes of stores and daemons";
+    assert_eq!(month, expected);
     assert!(out.contains("admit at most 1000 + 100 + 500·T (burst + overshoot + rate·T)"), "{out}");
 }
 
@@ -63,7 +75,7 @@ fn faults_go_to_stderr_and_end_in_1() {
     let (outcome, out, err) = validate(&[wrong.clone(), repository("config/policies.yaml")], &[], false);
     assert_eq!(outcome, Outcome::Invalid);
     assert_eq!(err, format!("{}:5:5: unknown key `unlimied`; did you mean `unlimited`?\n", wrong.display()));
-    assert!(out.contains("6 policies: valid"), "the other file is checked all the same: {out}");
+    assert!(out.contains("7 policies: valid"), "the other file is checked all the same: {out}");
 }
 
 #[test]
@@ -155,6 +167,25 @@ fn what_is_less_than_it_seems_is_said() {
 }
 
 #[test]
+fn a_quota_says_who_keeps_the_account() {
+    let (_folder, file) = Folder::with(
+        "policies:\n\
+         - { name: own, domain: d, match: [{ key: a }], limit: { quota: 10, per: 15m }, mode: split }\n\
+         - { name: over, domain: d, match: [{ key: b }], limit: { quota: 100, per: 1s }, mode: approximate, max_overshoot: 10% }\n",
+    );
+    let (outcome, out, err) = validate(&[file], &["a", "b", "c"], false);
+    assert_eq!((outcome, err.as_str()), (Outcome::Valid, ""));
+    assert!(out.contains("own (split): 10 per 15m\n"), "{out}");
+    assert!(
+        out.contains("each region has:\n    a: 4\n    b: 3\n    c: 3\n  the store alone keeps the account"),
+        "{out}"
+    );
+    assert!(out.contains("admit at most 100 + 10\n") && out.contains("a: 2, and 4 above the quota"), "{out}");
+    assert!(out.contains("up to 220 may pass in a short time"), "{out}");
+    assert_eq!(out.matches("hardly longer than tokens take to move").count(), 1, "{out}");
+}
+
+#[test]
 fn machines_get_json() {
     let wrong = repository("tests/config/wrong/policies-unlimied.yaml");
     let missing = PathBuf::from("no/such.yaml");
@@ -168,6 +199,12 @@ fn machines_get_json() {
     assert_eq!(policy["bound"]["burst_micro"], 100_000_000);
     assert_eq!(policy["in_a_partition"][0]["region"], "ap-south");
     assert_eq!(policy["pool"]["rate_micro_per_s"], 9_800_002);
+    let month =
+        json["files"][0]["policies"].as_array().unwrap().iter().find(|p| p["name"] == "plan-month").unwrap();
+    assert_eq!(month["quota"]["quota_micro"], 1_000_000_000_000_i64);
+    assert_eq!(month["quota"]["around_a_turn_micro"], 2_000_000_000_000_i64);
+    assert_eq!(month["in_a_partition"][2]["burst_micro"], 16_666_000_000_i64);
+    assert_eq!(month["pool"]["loan_max_micro"], 10_000_000_000_i64);
     assert_eq!(json["files"][1]["region"], "us-east");
     let fault = &json["files"][2]["faults"][0];
     assert_eq!((&fault["line"], &fault["column"]), (&5.into(), &5.into()));

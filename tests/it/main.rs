@@ -14,6 +14,7 @@ mod forward_auth;
 mod logs;
 mod members;
 mod metrics;
+mod quotas;
 mod region;
 mod resets;
 mod safety;

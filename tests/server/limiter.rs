@@ -79,7 +79,7 @@ impl Limiter {
         // Check all, ...
         let mut seen = Vec::new();
         for charge in &charges {
-            let Some(limit) = terms(policies, charge).limit else { continue };
+            let Some(limit) = bucket(policies, charge) else { continue };
             let (level, at) = buckets.entry(charge.bucket).or_insert((limit.burst(), *now));
             *level = (*level + limit.rate().during(*now - *at)).min(limit.burst());
             *at = *now;
@@ -90,7 +90,9 @@ impl Limiter {
         let mut seen = seen.into_iter();
         let answer = |charge: &Charge| {
             let (terms, descriptor, cost) = (terms(policies, charge), charge.descriptor, charge.cost);
-            let Some(limit) = terms.limit else { return LimitVerdict::unlimited(terms, descriptor) };
+            let Some(limit) = bucket(policies, charge) else {
+                return LimitVerdict::unlimited(terms, descriptor);
+            };
             if *down {
                 let policy = charge.policy().map(|id| &policies[id as usize]);
                 let allow = policy.is_some_and(|p| p.on_store_failure == OnStoreFailure::Allow);
@@ -118,8 +120,16 @@ fn terms<'a>(policies: &'a [Policy], charge: &Charge) -> Terms<'a> {
         ChargeLimit::Policy(id) => (&policies[id as usize]).into(),
         ChargeLimit::Override { limit, policy } => {
             let policy = &policies[policy.expect("tests override policies") as usize];
-            Terms { limit: Some(limit), ..policy.into() }
+            Terms { limit: Some(limit.into()), ..policy.into() }
         }
+    }
+}
+
+fn bucket(policies: &[Policy], charge: &Charge) -> Option<TokenBucket> {
+    match (charge.limit, charge.policy().map(|id| &policies[id as usize].limit)) {
+        (ChargeLimit::Override { limit, .. }, _) => Some(limit),
+        (_, Some(Limit::TokenBucket(bucket))) => Some(*bucket),
+        _ => None,
     }
 }
 

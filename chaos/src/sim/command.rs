@@ -29,6 +29,9 @@ pub struct Sim {
     /// Plant this deliberate bug, which must be caught.
     #[arg(long)]
     bug: Option<Bug>,
+    /// With a quota in short windows besides the other policies.
+    #[arg(long)]
+    quotas: bool,
     /// So many seeds at a time; as many as there are cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -144,7 +147,8 @@ fn write_report(outcome: Outcome, page: &Path) -> anyhow::Result<()> {
 }
 
 fn options(args: &Sim) -> Options {
-    Options { regions: args.regions.map(usize::from), bug: args.bug, log: args.log, record: false }
+    let regions = args.regions.map(usize::from);
+    Options { regions, bug: args.bug, log: args.log, record: false, quotas: args.quotas }
 }
 
 fn sum_up(summary: &Summary) -> String {

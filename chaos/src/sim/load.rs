@@ -103,7 +103,9 @@ impl World {
         });
         let rate = match policy {
             Some(Limit::TokenBucket(bucket)) => bucket.rate(),
-            Some(Limit::Unlimited | Limit::Quota(_) | Limit::Concurrent(_)) | None => Rate::per_second(1),
+            // So that a window is used up in some seconds.
+            Some(Limit::Quota(quota)) => Rate(quota.tokens().0 / 5).max(Rate::per_second(1)),
+            Some(Limit::Unlimited | Limit::Concurrent(_)) | None => Rate::per_second(1),
         };
         (rate, request_of(rate))
     }

@@ -78,6 +78,10 @@ pub fn changed(chance: &Chance, policies: &[Policy], regions: &[RegionName]) -> 
     }
     let at = chance.index(policies.len());
     let policy = &mut policies[at];
+    if policy.window().is_some() {
+        super::quotas::change(chance, policy, regions);
+        return policies;
+    }
     match chance.int(0, 5) {
         0 | 1 => policy.reserve = reserve(chance),
         2 => policy.weights = regions.iter().map(|r| (r.clone(), weight(chance))).collect(),
@@ -161,7 +165,12 @@ impl World {
     pub(super) fn watched(&self) -> Vec<Watched> {
         let watched = self.targets.iter().map(|target| Watched {
             name: format!("{} {}", target.policy, target.value),
-            editions: self.watch.editions(&target.policy),
+            // A quota is no token bucket: it is judged by the watch.
+            editions: if target.policy == super::quotas::NAME {
+                Vec::new()
+            } else {
+                self.watch.editions(&target.policy)
+            },
         });
         watched.collect()
     }

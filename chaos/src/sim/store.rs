@@ -343,13 +343,22 @@ impl SimStore {
         }
     }
 
+    /// How far its clock is ahead of the machine's monotonic one.
+    fn ahead(&self) -> Micros {
+        self.shelf.now() - quorate::clock::now()
+    }
+
     fn attached(&self) -> Option<Session> {
         self.session.borrow().session()
     }
 }
 
 impl Store for SimStore {
-    async fn take(&self, take: Take) -> Result<Taken, StoreError> {
+    async fn take(&self, mut take: Take) -> Result<Taken, StoreError> {
+        let ahead = self.ahead();
+        for charge in &mut take.charges {
+            charge.unseen = charge.unseen.map(|unseen| unseen.in_store(charge.shape, ahead));
+        }
         let (shelf, on_spent) = (Arc::clone(&self.shelf), Arc::clone(&self.shelf.on_spent));
         let work = move |state: &mut State, session, now| {
             let taken = state.take(&take, session, now);
@@ -371,14 +380,22 @@ impl Store for SimStore {
         self.shelf.call(self.attached(), work).await
     }
 
-    async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+    async fn prepare(&self, mut asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+        let ahead = self.ahead();
+        for ask in &mut asks {
+            ask.unseen = ask.unseen.map(|unseen| unseen.in_store(ask.shape, ahead));
+        }
         let work = move |state: &mut State, session, now| {
             (now, asks.iter().map(|ask| state.prepare(ask, session, now)).collect())
         };
         self.shelf.call(self.attached(), work).await
     }
 
-    async fn install(&self, records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
+    async fn install(&self, mut records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
+        let ahead = self.ahead();
+        for record in &mut records {
+            record.unseen = record.unseen.map(|unseen| unseen.in_store(record.shape, ahead));
+        }
         let work = move |state: &mut State, session, now| {
             records.iter().map(|record| state.install(record, session, now)).collect()
         };

@@ -106,6 +106,8 @@ pub struct Counts {
     pub changes: u64,
     /// Tokens spent.
     pub spent: Tokens,
+    /// Windows of quotas that were spent from.
+    pub windows: u64,
 }
 
 impl Counts {
@@ -116,6 +118,7 @@ impl Counts {
         self.records += other.records;
         self.changes += other.changes;
         self.spent += other.spent;
+        self.windows += other.windows;
     }
 }
 

@@ -1,6 +1,7 @@
 //! What this region says of itself: to people here, and to the other regions.
 
 use super::super::Inner;
+use crate::limiter::active::ActivePolicy;
 use crate::limiter::meter::{Reading, per_second};
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::matching::CHARGES_MAX;
@@ -164,7 +165,7 @@ impl Inner {
         let (mut ids, mut charges) = (Vec::new(), Vec::new());
         for bucket in busiest {
             let Some(policy) = active.policy(bucket.policy) else { continue };
-            if let Some(charge) = ask_of(policy, bucket.bucket) {
+            if let Some(charge) = self.ask_of(policy, bucket.bucket) {
                 ids.push(bucket.bucket);
                 charges.push(charge);
             }
@@ -194,9 +195,22 @@ impl Inner {
     pub(in crate::node) async fn holds(&self, policy: &str, bucket: BucketId) -> Option<PeerBucket> {
         let active = self.core.active.load_full();
         let known = active.policies().find(|p| &*p.policy.name == policy)?;
-        let charges = vec![ask_of(known, bucket)?];
+        let charges = vec![self.ask_of(known, bucket)?];
         let taken = self.store.take(Take { charges }).await.ok()?;
         taken.charges.first().map(held)
+    }
+
+    /// Asks what a bucket holds, without taking anything.
+    fn ask_of(&self, policy: &ActivePolicy, bucket: BucketId) -> Option<TakeCharge> {
+        let (shape, unseen) = match (&policy.policy.limit, policy.window) {
+            (Limit::TokenBucket(_), _) => (policy.shape, policy.unseen),
+            (Limit::Quota(_), Some(_)) => {
+                let turn = self.turn_of(&self.raft.pool().read(), policy.id, bucket)?;
+                (policy.shape_in(turn), Some(self.core.time.unseen(turn)?))
+            }
+            _ => return None,
+        };
+        Some(TakeCharge { bucket, shape, unseen, cost: Tokens::ZERO, enforce: true })
     }
 }
 
@@ -211,13 +225,6 @@ pub(in crate::node) fn bucket_in_hex(hex: &str) -> Option<BucketId> {
         *byte = pair.iter().fold(0, |byte, digit| byte << 4 | digit);
     }
     Some(id)
-}
-
-/// Asks what a bucket holds, without taking anything.
-fn ask_of(policy: &crate::limiter::active::ActivePolicy, bucket: BucketId) -> Option<TakeCharge> {
-    let limited = policy.policy.limit != Limit::Unlimited;
-    let (shape, unseen) = (policy.shape, policy.unseen);
-    limited.then_some(TakeCharge { bucket, shape, unseen, cost: Tokens::ZERO, enforce: true })
 }
 
 fn held(charge: &crate::store::TakenCharge) -> PeerBucket {

@@ -280,3 +280,48 @@ proptest! {
         prop_assert_eq!(often, once);
     }
 }
+
+#[test]
+fn a_window_keeps_what_was_spent_through_raises_and_cuts() {
+    let of = |cap| Shape::windowed(Tokens::whole(cap));
+    let turn = Turn { start: Micros::seconds(10), end: Micros::seconds(40) };
+    let unseen = Some(Unseen::of_window(turn));
+    let mut b = Bucket::unseen(of(10), unseen, FULL, Micros::seconds(20));
+    let mut level_after = |cap, cost: i64| {
+        b.settle(of(cap), SESSION, at(20));
+        let charge = Charge { bucket: 0, cost: Tokens::whole(cost), enforce: true };
+        (take(std::slice::from_mut(&mut b), &[charge]).0, b.level().floor())
+    };
+    assert_eq!(level_after(10, 10), (true, 0));
+    assert_eq!(level_after(10, 1), (false, 0), "it never refills");
+    assert_eq!(level_after(20, 4), (true, 6), "just the difference more");
+    assert_eq!(level_after(12, 1), (false, -2), "spent is spent");
+    assert_eq!(level_after(14, 0), (true, 0));
+    assert_eq!(level_after(15, 1), (true, 0), "whatever came in between: 15 of 15");
+    assert_eq!(level_after(15, -3), (true, 3), "and what is given back is there again");
+    assert_eq!(b.keep_until(), turn.end + KEEP_MARGIN);
+}
+
+#[test]
+fn a_window_is_full_only_if_it_began_after_a_loss_of_data() {
+    let began = |start: i64, full| {
+        let generation = Generation { start: Micros::seconds(5), full };
+        let unseen =
+            Some(Unseen::of_window(Turn { start: Micros::seconds(start), end: Micros::seconds(99) }));
+        Bucket::unseen(Shape::windowed(Tokens::whole(3)), unseen, generation, Micros::seconds(20))
+            .level()
+            .floor()
+    };
+    assert_eq!([began(4, false), began(5, false), began(6, false), began(4, true)], [0, 0, 3, 3]);
+}
+
+#[test]
+fn what_is_lent_in_a_window_stays_if_there_is_room() {
+    let s = Shape::windowed(Tokens::whole(4));
+    let mut b = Bucket::unseen(s, None, Generation::default(), Micros::ZERO);
+    let lent = |seq| Grant { rate: Rate::ZERO, ..grant(seq, 0, 6, 5) };
+    b.install(&lent(1), SESSION, at(0));
+    assert_eq!((b.level(), b.cap(), b.rate()), (Tokens::whole(6), Tokens::whole(14), s.rate));
+    b.settle(s, SESSION, at(6));
+    assert_eq!(b.level(), Tokens::whole(4), "a lease that ends takes what does not fit the reserve");
+}

@@ -153,6 +153,17 @@ impl Algorithm {
     }
 }
 
+impl Window {
+    /// Its length in seconds; of the calendar's months and years, which differ in length, about that.
+    #[must_use]
+    pub fn seconds(self) -> i64 {
+        match self {
+            Self::Calendar(unit) => unit.seconds(),
+            Self::Length { seconds } => seconds.into(),
+        }
+    }
+}
+
 impl Display for Window {
     /// As in YAML: `month`, or `15m` in the largest unit that says it exactly.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -3,7 +3,7 @@
 use super::entry::RegionId;
 use super::ledger::{Ledger, Record};
 use super::policies::Terms;
-use crate::quota::amount::{Micros, Rate, Tokens};
+use crate::quota::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 
 /// Requests that got nothing are taken to be asking again for so long.
 const WAITS: Micros = Micros::seconds(3);
@@ -50,6 +50,9 @@ pub(super) fn decide(
     if ledger.frozen || !terms.cut.pooled {
         return Decision::default();
     }
+    if terms.windowed {
+        return lend_for_good(terms, ledger, record, level, short);
+    }
     let (free_rate, free_burst) = ledger.free_for(terms, record);
     let quantum = record.quantum;
     if on_demand(terms, record, due.burst) {
@@ -77,11 +80,46 @@ pub(super) fn decide(
     Decision { rate, burst, tokens, lease: terms.cut.lease, on_demand: false }
 }
 
+/// Of a quota: tokens that do not come back unless the region returns them, so only for what it is about to spend. A region that
+/// is cut off must not take much with it, nor may the last tokens all go to the first who asks: at most a hundredth of the
+/// quota, and of what is left half of a fair share, but always enough for one request.
+fn lend_for_good(
+    terms: &Terms<'_>,
+    ledger: &Ledger,
+    record: &Record,
+    level: Tokens,
+    short: Tokens,
+) -> Decision {
+    let part = part(terms, record.region);
+    let (left, quantum) = (ledger.level.tokens.or_zero(), record.quantum);
+    let takers = ledger.records.iter().filter(|r| r.demand.is_positive()).count().max(1);
+    let share = left.mul_div(1, i64::try_from(takers).unwrap_or(i64::MAX).saturating_mul(2));
+    let most = share
+        .min(terms.cut.burst.percent(1))
+        .max(quantum)
+        .max(short.min(Tokens(quantum.0.saturating_mul(4))));
+    let has = level + part.cap() - part.overdraft;
+    let lacks = (record.want - has).max(short).or_zero();
+    let (_, free_burst) = ledger.free(terms);
+    // Whole tokens: crumbs would be left over in every region at the end.
+    let whole = |tokens: Tokens| Tokens::whole(tokens.floor());
+    let lacks = whole(lacks + Tokens(MICROS_PER_TOKEN.saturating_sub(1)));
+    // What is left at the end may be less than the largest request costs: smaller ones can still use it.
+    let tokens = whole(lacks.min(most).min(left).min(free_burst)).or_zero();
+    Decision {
+        rate: Rate::ZERO,
+        burst: record.burst + tokens,
+        tokens,
+        lease: terms.cut.lease,
+        on_demand: true,
+    }
+}
+
 /// Gives what is free to other regions than `asker` that are below their entitlement. Their records keep their leases and
 /// get the next push number. Returns who got something.
 pub(super) fn distribute(terms: &Terms<'_>, ledger: &mut Ledger, asker: RegionId) -> Vec<RegionId> {
     let mut pushed = Vec::new();
-    if ledger.frozen || ledger.records.len() < 2 {
+    if ledger.frozen || ledger.records.len() < 2 || terms.windowed {
         return pushed;
     }
     for (at, due) in entitlements(terms, ledger).into_iter().enumerate() {
@@ -105,13 +143,14 @@ pub(super) fn distribute(terms: &Terms<'_>, ledger: &mut Ledger, asker: RegionId
 /// Is any other region entitled to more than it holds?
 pub(super) fn others_short(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> bool {
     let crumb = terms.cut.rate.percent(1);
-    ledger.records.iter().zip(entitlements(terms, ledger)).any(|(r, due)| {
-        let slack = r.rate.percent(5) + due.bare.percent(5).max(crumb);
-        r.region != me
-            && !on_demand(terms, r, due.burst)
-            && (due.bare > r.rate + slack
-                || due.burst >= r.quantum && due.burst > r.burst + r.burst.percent(25))
-    })
+    !terms.windowed
+        && ledger.records.iter().zip(entitlements(terms, ledger)).any(|(r, due)| {
+            let slack = r.rate.percent(5) + due.bare.percent(5).max(crumb);
+            r.region != me
+                && !on_demand(terms, r, due.burst)
+                && (due.bare > r.rate + slack
+                    || due.burst >= r.quantum && due.burst > r.burst + r.burst.percent(25))
+        })
 }
 
 /// Has another region that cannot hold a request by itself asked for one's tokens just now, and got none?
@@ -120,7 +159,7 @@ pub(super) fn others_wait(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> b
         r.region != me
             && r.granted == Tokens::ZERO
             && r.demand.is_positive()
-            && part(terms, r.region).cap() + r.burst < r.quantum
+            && (terms.windowed || part(terms, r.region).cap() + r.burst < r.quantum)
             && ledger.at - r.asked < WAITS
     })
 }

@@ -54,6 +54,10 @@ pub enum Op {
     ResetBucket(ResetBucket),
     /// A region gives its own bucket its part of that.
     TakeReset(TakeReset),
+    /// A region asks for, keeps or gives up a slice of a quota.
+    AskInWindow(AskInWindow),
+    /// A region says what time it is.
+    TimeOfDay(TimeOfDay),
 }
 
 /// A region's only request about a bucket: "this is what I still hold, this is what I give back, this is what I need".
@@ -94,6 +98,24 @@ pub struct Ask {
     pub seen: Stamp,
     /// ... and how long before, by its own clock.
     pub age: Micros,
+}
+
+/// An [`Ask`] about a bucket of a quota, which is one window's alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskInWindow {
+    /// When the window began: microseconds since 1970-01-01T00:00:00Z.
+    pub start: Micros,
+    /// The ask. [`Ask::want`] is the level that the region would like to have, its reserve included.
+    pub ask: Ask,
+}
+
+/// What a region's wall clock reads. The latest that a majority of them has reached is the cluster's time of day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeOfDay {
+    /// Whose.
+    pub region: RegionId,
+    /// Microseconds since 1970-01-01T00:00:00Z.
+    pub wall: Micros,
 }
 
 /// A region (re)starts, after its daemon or its store lost state: a compare-and-set of its epoch.

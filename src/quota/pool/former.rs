@@ -5,6 +5,7 @@ use super::ledger::Ledger;
 use super::members::Members;
 use super::policies::Policies;
 use super::resets::Resets;
+use super::windows::Windows;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{BucketId, RegionName};
 use serde::Deserialize;
@@ -44,6 +45,25 @@ pub struct PoolV2 {
 impl From<PoolV2> for Pool {
     fn from(v2: PoolV2) -> Self {
         let PoolV2 { members, tau, term, policies, buckets, evict_after } = v2;
-        Self { members, tau, term, policies, buckets, evict_after, resets: Resets::default() }
+        PoolV3 { members, tau, term, policies, buckets, evict_after, resets: Resets::default() }.into()
+    }
+}
+
+/// The pool of a cluster that knew no quotas: snapshot format 3.
+#[derive(Debug, Deserialize)]
+pub struct PoolV3 {
+    members: Members,
+    tau: Micros,
+    term: u64,
+    policies: Policies,
+    buckets: BTreeMap<BucketId, Ledger>,
+    evict_after: Option<BucketId>,
+    resets: Resets,
+}
+
+impl From<PoolV3> for Pool {
+    fn from(v3: PoolV3) -> Self {
+        let PoolV3 { members, tau, term, policies, buckets, evict_after, resets } = v3;
+        Self { members, tau, term, policies, buckets, evict_after, resets, windows: Windows::default() }
     }
 }

@@ -216,7 +216,8 @@ impl Ledger {
     /// Do the books balance?
     pub(super) fn check(&self, terms: &Terms<'_>) -> Result<(), Breach> {
         let (_, burst) = self.free(terms);
-        if self.level.tokens < Tokens::ZERO || self.level.tokens > burst.or_zero() {
+        let negative = self.level.tokens < Tokens::ZERO && !terms.windowed;
+        if negative || self.level.tokens > burst.or_zero() {
             return Err(Breach::Level);
         }
         let bad = |r: &Record| {

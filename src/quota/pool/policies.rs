@@ -92,6 +92,8 @@ pub(super) struct Terms<'a> {
     pub(super) rate: Rate,
     /// The pool's burst with nothing lent; negative while a policy shrinks.
     pub(super) burst: Tokens,
+    /// It is a quota, in windows: see [`Windows`](super::windows::Windows).
+    pub(super) windowed: bool,
 }
 
 /// What a change left to be done for the buckets.
@@ -288,7 +290,8 @@ impl Policies {
     /// The newest version can settle once nothing that was lent under an older one is out.
     fn await_settling(&mut self, tau: Micros) {
         let editions = self.slots.iter().flat_map(|slot| &slot.editions);
-        let longest = editions.filter_map(|e| e.cut.as_ref()).map(|cut| cut.lease).max().unwrap_or_default();
+        let lent = editions.filter_map(|e| e.cut.as_ref()).filter(|cut| cut.pooled);
+        let longest = lent.map(|cut| cut.lease).max().unwrap_or_default();
         self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
     }
 
@@ -329,7 +332,23 @@ impl Slot {
     /// What its buckets' pools are made of now; `None`: it is unlimited.
     pub(super) fn terms(&self) -> Option<Terms<'_>> {
         let cut = self.editions.last()?.cut.as_ref()?;
-        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1 })
+        let windowed = self.policy().is_some_and(|policy| policy.window().is_some());
+        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1, windowed })
+    }
+
+    /// The policy in force; `None`: it has been removed.
+    pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
+        self.editions.last()?.policy.as_ref()
+    }
+
+    /// Is only one version of it in play?
+    pub(super) fn is_settled(&self) -> bool {
+        self.editions.len() == 1
+    }
+
+    /// What each region may use of its reserve.
+    pub(super) fn all_usable(&self) -> &[Part] {
+        &self.usable
     }
 
     /// What a region may use of its reserve; `None`: it is unlimited (or no such region).
@@ -460,10 +479,7 @@ fn least(editions: &[Edition], now: &Cut, region: usize) -> Part {
     if planted(Bug::RaiseAtOnce) {
         return part;
     }
-    let all = editions.iter().filter_map(|e| e.part(region));
-    let (rate, cap) = all.fold((part.rate, part.cap()), |(r, c), p| (r.min(p.rate), c.min(p.cap())));
-    let overdraft = part.overdraft.min(cap);
-    Part { rate, burst: part.burst.min(cap - overdraft), overdraft }
+    editions.iter().filter_map(|e| e.part(region)).fold(part, |least, part| least.least(&part))
 }
 
 /// The largest reserve of a region over all versions from the one that it has acknowledged on.

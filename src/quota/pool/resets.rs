@@ -70,6 +70,10 @@ impl Pool {
             return Err(NoReset::TooLong);
         }
         let slot = self.policies.slot(*policy).ok_or(NoReset::NoLimit)?;
+        if slot.policy().is_some_and(|policy| policy.window().is_some()) {
+            // A quota is given back by raising it: that brings just the difference.
+            return Err(NoReset::NoLimit);
+        }
         let terms = slot.terms().ok_or(NoReset::NoLimit)?;
         if !self.resets.has_room(*bucket, self.tau, |policy| self.policies.slot(policy).is_some()) {
             return Err(NoReset::TooMany);

@@ -6,4 +6,5 @@ mod resets;
 mod rules;
 mod steady;
 mod support;
+mod windows;
 mod world;

@@ -5,7 +5,8 @@
 -- ARGV[1]  16 bytes: session and generation, as the meta key begins
 -- ARGV[2]  '<dd': the window of store time in which this call may run
 -- ARGV[3]  for each bucket key '<dddd': rate and cap of its reserve; level (below 0: full) and time of a bucket that
---          is not stored
+--          is not stored. A rate below 0: the bucket is one of a quota's window; then its cap, and when the window ends
+--          (below 0: nobody knows) and began (0: too long ago to be full)
 --
 -- Answers begin with a letter: F (fenced: another session, or the data is gone), C (the clock is outside the window), or
 -- K and what the script says of itself. After F and C nothing has changed. All numbers are integers below 2^53, which
@@ -67,6 +68,9 @@ end
 
 -- Brings a bucket to now, under this reserve.
 local function settle(b, rate, cap)
+  if rate < 0 and b.rate < 0 and cap ~= b.cap then
+    b.level, b.cap, b.dirty = b.level + (cap - b.cap), cap, true
+  end
   local r, c = min(b.rate, rate), min(b.cap, cap)
   if b.seq and b.session ~= session then
     b.seq, b.burst, b.rho = nil, 0, 0
@@ -95,6 +99,12 @@ end
 -- A bucket that is not stored.
 local function unseen(rate, cap, level, at)
   local b = { level = cap, rem = 0, at = now, hold = now, rate = rate, cap = cap, burst = 0, rho = 0 }
+  if rate < 0 then
+    if at <= 0 or not generation_full and at <= generation_start then
+      b.level = 0
+    end
+    return b
+  end
   if generation_full then
     if level >= 0 then
       b.level, b.hold = min(level, cap), at
@@ -135,6 +145,9 @@ local function load()
         end
       end
       b.key = key
+      if rate < 0 and level >= 0 then
+        b.ends = level
+      end
       known[key] = b
       settle(b, rate, cap)
     end
@@ -143,8 +156,8 @@ local function load()
   return buckets
 end
 
--- Writes back what has changed. A key lives until its bucket is no different from one that was never stored: full, and past
--- every record that could be installed a second time.
+-- Writes back what has changed. A key lives until its bucket is no different from one that was never stored: full (or its
+-- window is over), and past every record that could be installed a second time.
 local function save(buckets)
   for i = 1, #buckets do
     local b = buckets[i]
@@ -154,7 +167,7 @@ local function save(buckets)
       if b.level < b.cap then
         fill = b.rate > 0 and min((b.cap - b.level) / b.rate * 1000000, KEEP_MAX) or KEEP_MAX
       end
-      local til = max(b.at, b.hold) + fill
+      local til = b.ends and max(b.ends, now) or max(b.at, b.hold) + fill
       local s = pack('<ddddI4', b.level, b.at, b.rate, b.cap, b.rem)
       if b.seq then
         til = max(til, b.guard)

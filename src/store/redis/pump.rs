@@ -124,9 +124,11 @@ async fn call(shared: &Shared, link: &Link, batch: Batch, replies: Replies) {
     }
 }
 
-async fn take(shared: &Shared, live: &Live, batch: Batch) -> Result<Vec<Taken>, Fault> {
-    let window = shared.window(crate::clock::now(), shared.timeout);
+async fn take(shared: &Shared, live: &Live, mut batch: Batch) -> Result<Vec<Taken>, Fault> {
+    let sent = crate::clock::now();
+    let window = shared.window(sent, shared.timeout);
     let window = window.ok_or_else(|| Fault::Refused("its clock has not been read".to_owned()))?;
+    batch.on_store_clock(window.0 - sent);
     let (call, counts) = batch.into_call(&live.attached.stem, window);
     let late = |_| Fault::Unknown(format!("no answer within {GIVE_UP:?}"));
     let began = Instant::now();

@@ -5,6 +5,7 @@ use super::scripts::{Call, Scripts, run};
 use super::wire::{self, Batch, Keys, Stem};
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{self, Bucket, Charge, EXACT_MAX, Generation, Grant, Moment, Shape, Unseen};
+use crate::quota::calendar::Turn;
 use crate::quota::policy::BucketId;
 use crate::store::{Install, Prepare, Prepared, Take, TakeCharge, Taken, TakenCharge};
 use bytes::Bytes;
@@ -179,7 +180,10 @@ impl<'a> Trace<'a> {
     }
 
     fn reshape(&mut self, i: usize) {
-        let shape = Shape { rate: Rate(self.amount()), cap: Tokens(self.amount()) };
+        let mut shape = Shape { rate: Rate(self.amount()), cap: Tokens(self.amount()) };
+        if self.rng.random_bool(0.3) {
+            shape = Shape::windowed(shape.cap);
+        }
         let at = self.now + self.rng.random_range(-10_000_000..10_000_000);
         let unseen =
             self.rng.random_bool(0.4).then(|| Unseen { level: Tokens(self.amount()), at: Micros(at) });
@@ -368,6 +372,45 @@ async fn another_session_or_none_is_fenced() {
     let _: () = client.flushall(false).await.unwrap();
     let answer = trace.run(&scripts.beat, trace.stem.beat(Micros::ZERO, false)).await;
     assert!(answer.is_err() || wire::beaten(answer.unwrap()).unwrap_err() == Fault::Fenced);
+}
+
+#[tokio::test]
+async fn a_key_of_a_window_is_kept_until_it_ends() {
+    let (_server, client) = Server::start().await;
+    let scripts = Scripts::with_clock("local TIME = tonumber(redis.call('GET', 'now'))");
+    let mut trace = Trace::begin(&client, &scripts, 3).await;
+    trace.model.generation = Generation { start: Micros(trace.now - 1_000_000), full: false };
+    trace.write_meta().await;
+    let _: () = client.set("now", trace.now.to_string(), None, None, false).await.unwrap();
+    let window = (Micros(trace.now), Micros(trace.now));
+    let shape = Shape::windowed(Tokens::whole(5));
+    for (i, (began_ago, ends_in, level)) in
+        [(999_999, 60_000_000, 5), (1_000_000, 60_000_000, 0), (0, 2_000_000, 5)].into_iter().enumerate()
+    {
+        let bucket = BucketId([u8::try_from(i).unwrap(); 16]);
+        let turn = Turn { start: Micros(trace.now - began_ago), end: Micros(trace.now + ends_in) };
+        let unseen = Some(Unseen::of_window(turn));
+        let take = |cost| TakeCharge { bucket, shape, unseen, cost: Tokens::whole(cost), enforce: true };
+        for cost in 0..=level {
+            let mut batch = Batch::default();
+            batch.push(&Take { charges: vec![take(i64::from(cost > 0))] });
+            let (call, counts) = batch.into_call(&trace.stem, window);
+            let answer = trace.run(&scripts.take, call).await.unwrap();
+            let seen = wire::taken(answer, &counts).unwrap()[0].charges[0];
+            assert_eq!(
+                seen,
+                TakenCharge {
+                    fits: true,
+                    level: Tokens::whole(level - cost),
+                    rate: Rate(-1),
+                    cap: shape.cap
+                }
+            );
+        }
+        let left: i64 = client.pttl(trace.stem.bucket(&bucket)).await.unwrap();
+        let expected = if level > 0 { (ends_in + bucket::KEEP_MARGIN.0) / 1_000 } else { -2 };
+        assert!((expected - 100..=expected + 1).contains(&left), "{left} of {expected}");
+    }
 }
 
 #[tokio::test]

@@ -165,6 +165,18 @@ impl Batch {
         true
     }
 
+    /// Windows were told by the daemon's monotonic clock, of which the store's is `ahead`: see [`Unseen::in_store`].
+    pub(super) fn on_store_clock(&mut self, ahead: Micros) {
+        for (number, shape, unseen) in self.buckets.values().filter(|(_, shape, _)| shape.is_windowed()) {
+            let mut bytes = Vec::with_capacity(SHAPE_BYTES);
+            put_shape(&mut bytes, *shape, unseen.map(|unseen| unseen.in_store(*shape, ahead)));
+            let from = usize::from(number.saturating_sub(1)) * SHAPE_BYTES;
+            if let Some(place) = self.shapes.get_mut(from..from + SHAPE_BYTES) {
+                place.copy_from_slice(&bytes);
+            }
+        }
+    }
+
     /// How many requests are in it.
     pub(super) fn len(&self) -> usize {
         self.counts.len()
@@ -319,6 +331,9 @@ impl Body {
 fn nonsense() -> Fault {
     Fault::Unknown("an answer is cut short or not one of its scripts'".to_owned())
 }
+
+/// What [`put_shape`] writes.
+const SHAPE_BYTES: usize = 32;
 
 fn put_shape(to: &mut Vec<u8>, shape: Shape, unseen: Option<Unseen>) {
     let shape = shape.exact();

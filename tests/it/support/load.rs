@@ -47,6 +47,8 @@ pub struct Event {
     pub status: u16,
     /// The first limit's reason, if there was an answer.
     pub reason: &'static str,
+    /// When the first limit is reset, as the answer says: milliseconds since 1970.
+    pub reset_at_ms: u64,
 }
 
 /// The reasons of the contract.
@@ -204,6 +206,13 @@ async fn send_steadily(ask: Ask, region: usize, api: Api, rate: Arc<AtomicU64>, 
     }
 }
 
+/// Milliseconds since 1970, by this machine's clock.
+pub fn unix_ms() -> u64 {
+    let since =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is later than 1970");
+    u64::try_from(since.as_millis()).expect("and no more than that")
+}
+
 /// Sends one request; was it admitted?
 async fn send(ask: &Ask, region: usize, api: &Api, history: &History) -> bool {
     let sent = Instant::now();
@@ -213,6 +222,11 @@ async fn send(ask: &Ask, region: usize, api: &Api, history: &History) -> bool {
     let holds =
         |reason: &&&str| answer.as_ref().is_ok_and(|a| a.text.contains(&format!("\"reason\":\"{reason}\"")));
     let reason = REASONS.iter().find(holds).copied().unwrap_or("none");
-    history.add(Event { name: ask.name, region, sent, answered, status, reason });
+    let reset_ms = answer
+        .as_ref()
+        .ok()
+        .and_then(|a| a.text.split("\"reset_ms\":").nth(1)?.split(',').next()?.parse().ok());
+    let reset_at_ms = unix_ms() + reset_ms.unwrap_or(0);
+    history.add(Event { name: ask.name, region, sent, answered, status, reason, reset_at_ms });
     status == 200
 }
