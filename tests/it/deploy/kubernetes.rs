@@ -68,7 +68,7 @@ fn holds_all(labels: &Value, wanted: &Map<String, Value>) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-fn list<'a>(value: &'a Value) -> impl Iterator<Item = &'a Value> {
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
