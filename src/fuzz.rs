@@ -6,7 +6,8 @@
 
 use crate::config;
 use crate::limiter::Decide;
-use crate::quota::amount::{Rate, Tokens};
+use crate::limiter::leases::{Lease, LeaseFault};
+use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::matching::{Matcher, Request, RequestFault, Subject};
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::verdict::{LimitVerdict, Reason, Sight, Verdict};
@@ -85,6 +86,18 @@ impl Decide for AnyLimits {
             Subject::Attributes(_) => 1,
         };
         Ok(Verdict::new(limits, descriptors, true))
+    }
+
+    async fn acquire(&self, request: &Request<'_>) -> Result<(Verdict, Option<Lease>), RequestFault> {
+        Ok((self.check(request, None).await?, None))
+    }
+
+    async fn renew(&self, _: &str) -> Result<Micros, LeaseFault> {
+        Err(LeaseFault::Unknown)
+    }
+
+    async fn release(&self, _: &str) -> Result<(), LeaseFault> {
+        Err(LeaseFault::Unknown)
     }
 }
 

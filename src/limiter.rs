@@ -5,6 +5,7 @@
 
 pub mod active;
 mod fallback;
+pub mod leases;
 pub mod meter;
 pub mod newcomers;
 pub mod table;
@@ -13,18 +14,20 @@ pub mod time_of_day;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::bucket::Shape;
 use crate::quota::calendar::Turn;
+use crate::quota::counted::{Act, Kind, Seen};
 use crate::quota::matching::{Charge, ChargeLimit, Matched, Request, RequestFault, Subject, window_bucket};
-use crate::quota::policy::{BucketId, Limit, Mode, OnStoreFailure, Quota, TokenBucket, ValueMatch};
+use crate::quota::policy::{BucketId, Limit, Mode, Quota, RegionName, TokenBucket, ValueMatch};
 use crate::quota::redaction::Redaction;
 use crate::quota::verdict::{Elsewhere, LimitVerdict, QuotaSight, Reason, Sight, Terms, Verdict};
 use crate::store::memory::MemoryStore;
-use crate::store::{Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
+use crate::store::{CountCharge, Store, StoreError, Take, TakeCharge, Taken, TakenCharge};
 use crate::telemetry::metrics::{Check, Waited};
 use crate::telemetry::{Metrics, trace};
 use crate::trace_span;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
 use fallback::Fallback;
+use leases::{Lease, LeaseFault};
 use meter::{Answered, Chosen, Meter};
 use newcomers::{Caller, NewBuckets, Newcomers};
 use std::future::Future;
@@ -61,6 +64,7 @@ pub struct Core {
     pub newcomers: Newcomers,
     /// Values that are not stored, logged or shown.
     pub redaction: Redaction,
+    region: RegionName,
     fallback: Fallback,
     peek: Box<Peek>,
     waiting: AtomicUsize,
@@ -85,6 +89,7 @@ impl Core {
             meter: Meter::default(),
             newcomers: Newcomers::new(NewBuckets::default()),
             redaction: Redaction::default(),
+            region: RegionName::default(),
             fallback: Fallback::new(local),
             peek,
             waiting: AtomicUsize::new(0),
@@ -108,6 +113,12 @@ impl Core {
     #[must_use]
     pub fn with_redaction(self, redaction: Redaction) -> Self {
         Self { redaction, ..self }
+    }
+
+    /// The region's name goes into what it gives out, so that others know whose it is.
+    #[must_use]
+    pub fn of(self, region: RegionName) -> Self {
+        Self { region, ..self }
     }
 
     /// Tokens in the pool of a bucket that is not tallied: other regions may have spent them.
@@ -138,6 +149,28 @@ pub trait Decide: Clone + Send + Sync + 'static {
         request: &Request<'_>,
         deadline: Option<Duration>,
     ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
+
+    /// Decides about one request, and takes the permits of the `concurrent` limits that it matches, under a lease; `None`: it was
+    /// denied. Where nothing is limited the lease is of nothing.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    fn acquire(
+        &self,
+        request: &Request<'_>,
+    ) -> impl Future<Output = Result<(Verdict, Option<Lease>), RequestFault>> + Send;
+
+    /// Renews a lease; returns how long it lasts now.
+    ///
+    /// # Errors
+    /// See [`LeaseFault`].
+    fn renew(&self, lease: &str) -> impl Future<Output = Result<Micros, LeaseFault>> + Send;
+
+    /// Gives a lease's permits back.
+    ///
+    /// # Errors
+    /// See [`LeaseFault`].
+    fn release(&self, lease: &str) -> impl Future<Output = Result<(), LeaseFault>> + Send;
 
     /// The same, for requests of this caller. By default it makes no difference who asks.
     #[must_use]
@@ -170,8 +203,12 @@ struct Held<'a> {
     /// The bucket's name: of a quota in all windows.
     name: BucketId,
     policy: &'a ActivePolicy,
-    /// `None`: unlimited.
+    /// `None`: it counts, or is unlimited.
     limit: Option<Bound>,
+    /// How it counts, and over what span.
+    count: Option<(Kind, Micros)>,
+    /// What is done with what it counts.
+    act: Act,
     /// An override's bucket is this region's alone.
     own: bool,
     tally: Option<Arc<Tally>>,
@@ -186,30 +223,23 @@ impl<S: Store> Decide for Limiter<S> {
         let begun = Instant::now();
         let active = self.core.active.load_full();
         let matched = active.matcher.charges(request)?;
-        let descriptors = match request.subject {
-            Subject::Descriptors(d) => d.len(),
-            Subject::Attributes(_) => 1,
-        };
-        if !active.is_known() {
-            return Ok(Verdict::undecided(descriptors));
-        }
-        if !matched.unmatched.is_empty() {
-            self.core.metrics.unmatched(request.domain);
-        }
         let Some(mut held) = hold(&active, &matched, &self.core.time) else {
             // Nobody can say yet which window of a quota it is.
-            return Ok(Verdict::undecided(descriptors));
+            return Ok(Verdict::undecided(descriptors_of(request)));
         };
-        let limits = if held.iter().any(|h| h.limit.is_some()) {
-            self.take_known(&mut held, deadline.map(|d| begun + d)).await
-        } else {
-            held.iter().map(|h| h.unlimited()).collect()
-        };
-        for (held, verdict) in held.iter().zip(&limits) {
-            held.policy.metrics.count(verdict, held.charge.cost);
-        }
-        self.meter(request, &held, &limits);
-        Ok(Verdict::new(limits, descriptors, active.unmatched_allowed))
+        Ok(self.decide(&active, request, &matched, &mut held, deadline.map(|d| begun + d)).await)
+    }
+
+    async fn acquire(&self, request: &Request<'_>) -> Result<(Verdict, Option<Lease>), RequestFault> {
+        self.acquire_lease(request).await
+    }
+
+    async fn renew(&self, lease: &str) -> Result<Micros, LeaseFault> {
+        self.renew_lease(lease).await
+    }
+
+    async fn release(&self, lease: &str) -> Result<(), LeaseFault> {
+        self.release_lease(lease).await
     }
 
     fn on_behalf_of(&self, caller: Caller) -> Self {
@@ -222,6 +252,33 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn new(store: S, core: Arc<Core>) -> Self {
         Self { store, core, caller: Caller::ANYONE }
+    }
+
+    async fn decide(
+        &self,
+        active: &Active,
+        request: &Request<'_>,
+        matched: &Matched,
+        held: &mut [Held<'_>],
+        deadline: Option<Instant>,
+    ) -> Verdict {
+        let descriptors = descriptors_of(request);
+        if !active.is_known() {
+            return Verdict::undecided(descriptors);
+        }
+        if !matched.unmatched.is_empty() {
+            self.core.metrics.unmatched(request.domain);
+        }
+        let limits = if held.iter().any(Held::is_limited) {
+            self.take_known(held, deadline).await
+        } else {
+            held.iter().map(|h| h.unlimited()).collect()
+        };
+        for (held, verdict) in held.iter().zip(&limits) {
+            held.policy.metrics.count(verdict, held.charge.cost);
+        }
+        self.meter(request, held, &limits);
+        Verdict::new(limits, descriptors, active.unmatched_allowed)
     }
 
     async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {
@@ -251,7 +308,7 @@ impl<S: Store> Limiter<S> {
                 charges = held.len()
             )
         });
-        self.store.take(take_of(held)).instrument(span).await
+        self.store.take(take_of(held.iter())).instrument(span).await
     }
 
     /// Counts what passes, for people who look at it.
@@ -308,6 +365,10 @@ impl<S: Store> Limiter<S> {
             .filter(|(h, seen)| !seen.fits && h.enforced())
             .map(|(h, _)| h)
             .collect();
+        let counted = held.iter().filter(|h| h.count.is_some()).zip(&taken.counts);
+        if counted.filter(|(h, _)| h.enforced()).any(|(_, seen)| !seen.fits) {
+            return None;
+        }
         let wait = lacking.iter().map(|h| h.wait()).min()?;
         if wait <= Micros::ZERO {
             return None;
@@ -378,10 +439,11 @@ impl<S: Store> Limiter<S> {
     }
 
     fn judge(&self, held: &[Held<'_>], taken: &Taken) -> Vec<LimitVerdict> {
-        let mut seen = taken.charges.iter();
+        let (mut seen, mut counted) = (taken.charges.iter(), taken.counts.iter());
         held.iter()
             .enumerate()
             .map(|(index, h)| match &h.limit {
+                None if h.count.is_some() => h.counted(&counted.next().copied().unwrap_or_default()),
                 None => h.unlimited(),
                 Some(bound) => {
                     let seen = seen.next().copied().unwrap_or_default();
@@ -457,51 +519,16 @@ impl<S: Store> Limiter<S> {
         }
         LimitVerdict::in_window(held.terms(), held.charge.descriptor, cost, &sight, denial)
     }
-
-    /// The one place where a failure of the store becomes a verdict.
-    async fn without_store(&self, held: &[Held<'_>], error: StoreError) -> Vec<LimitVerdict> {
-        self.core.metrics.store_error(match error {
-            StoreError::Unavailable => "unavailable",
-            StoreError::Unknown => "timeout",
-            StoreError::Fenced => "fenced",
-        });
-        let limited = || held.iter().filter(|h| h.limit.is_some());
-        let denied =
-            limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());
-        let local: Vec<&Held<'_>> =
-            limited().filter(|h| h.policy.policy.on_store_failure == OnStoreFailure::Local).collect();
-        let charges = local.iter().map(|h| h.take()).collect();
-        let taken = if denied { None } else { self.core.fallback.take(charges).await };
-        let seen = taken.map(|t| t.charges).unwrap_or_default();
-        let mut seen = local.iter().zip(seen);
-        held.iter()
-            .map(|h| {
-                if h.limit.is_none() {
-                    return h.unlimited();
-                }
-                self.core.meter.fell_back(h.policy.id, &h.charge.bucket);
-                let names = h.terms();
-                let (at, cost) = (h.charge.descriptor, h.charge.cost);
-                h.policy.metrics.fell_back(h.policy.policy.on_store_failure);
-                match h.policy.policy.on_store_failure {
-                    OnStoreFailure::Allow => LimitVerdict::unavailable(names, at, cost, true),
-                    OnStoreFailure::Deny => LimitVerdict::unavailable(names, at, cost, false),
-                    OnStoreFailure::Local => match seen.next() {
-                        None => LimitVerdict::unavailable(names, at, cost, false),
-                        Some((_, s)) => {
-                            let sight = Sight { fits: s.fits, level: s.level, rate: s.rate, cap: s.cap };
-                            LimitVerdict::seen(names, at, cost, sight, None, Reason::OverLimit)
-                        }
-                    },
-                }
-            })
-            .collect()
-    }
 }
 
 impl Held<'_> {
     fn bucket(&self) -> BucketId {
-        self.charge.bucket
+        let bucket = self.charge.bucket;
+        self.count.map_or(bucket, |(kind, span)| kind.bucket(bucket, span))
+    }
+
+    fn is_limited(&self) -> bool {
+        self.limit.is_some() || self.count.is_some()
     }
 
     /// The keys and values that chose the bucket.
@@ -532,6 +559,10 @@ impl Held<'_> {
 
     fn unlimited(&self) -> LimitVerdict {
         LimitVerdict::unlimited(Terms::from(&*self.policy.policy), self.charge.descriptor)
+    }
+
+    fn counted(&self, seen: &Seen) -> LimitVerdict {
+        LimitVerdict::counted(self.terms(), self.charge.descriptor, seen, Reason::OverLimit)
     }
 
     /// As the policy says it, unless the limit came with the descriptor.
@@ -567,6 +598,18 @@ impl Held<'_> {
         let (bucket, cost) = (self.charge.bucket, self.charge.cost);
         TakeCharge { bucket, shape, unseen, cost, enforce: self.enforced() }
     }
+
+    fn take_count(&self) -> Option<CountCharge> {
+        let (kind, span) = self.count?;
+        Some(CountCharge {
+            bucket: self.bucket(),
+            kind,
+            allowance: self.policy.allowance(span),
+            cost: self.charge.cost,
+            act: self.act,
+            enforce: self.enforced(),
+        })
+    }
 }
 
 /// Finds the policies of a request's charges, and the windows that they are in. A charge whose policy is not among the active
@@ -589,13 +632,25 @@ fn hold<'a>(active: &'a Active, matched: &Matched, time: &TimeOfDay) -> Option<V
                 (None, false)
             }
         };
-        all.push(Held { charge, name, policy, limit, own, tally: None });
+        let count = policy.count.filter(|_| !own);
+        all.push(Held { charge, name, policy, limit, count, act: Act::Count, own, tally: None });
     }
     Some(all)
 }
 
-fn take_of(held: &[Held<'_>]) -> Take {
-    Take { charges: held.iter().filter(|h| h.limit.is_some()).map(Held::take).collect() }
+fn take_of<'h, 'a: 'h>(held: impl Iterator<Item = &'h Held<'a>> + Clone) -> Take {
+    Take {
+        charges: held.clone().filter(|h| h.limit.is_some()).map(Held::take).collect(),
+        counts: held.filter_map(Held::take_count).collect(),
+    }
+}
+
+/// How many descriptors a request has; attributes count as one.
+fn descriptors_of(request: &Request<'_>) -> usize {
+    match request.subject {
+        Subject::Descriptors(descriptors) => descriptors.len(),
+        Subject::Attributes(_) => 1,
+    }
 }
 
 /// A place among the requests that wait.

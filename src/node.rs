@@ -125,7 +125,8 @@ impl Node {
         let core = Core::new(active, Arc::clone(&metrics), local, Box::new(peek))
             .with_meter(Meter::new(redaction.clone()))
             .with_new_buckets(new_buckets)
-            .with_redaction(redaction);
+            .with_redaction(redaction)
+            .of(config.region.clone());
         let core = Arc::new(core);
         let reconcile = Reconcile::new(
             raft.clone(),

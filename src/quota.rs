@@ -12,6 +12,7 @@ pub mod amount;
 pub mod borrower;
 pub mod bucket;
 pub mod calendar;
+pub mod counted;
 pub mod demand;
 pub mod guarantee;
 pub mod matching;

@@ -12,6 +12,7 @@ pub use any::AnyStore;
 
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{Charge, Generation, Grant, Shape, Unseen};
+use crate::quota::counted::{self, Act, Allowance, Kind};
 use crate::quota::policy::BucketId;
 use std::future::Future;
 use tokio::sync::watch;
@@ -19,8 +20,10 @@ use tokio::sync::watch;
 /// What a request takes, all or nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Take {
-    /// One for each limit that the request matched; at most [`CHARGES_MAX`].
+    /// One for each token bucket that the request matched.
     pub charges: Vec<TakeCharge>,
+    /// One for each limit that counts; with the others at most [`CHARGES_MAX`].
+    pub counts: Vec<CountCharge>,
 }
 
 /// What a request says of a bucket: which, its reserve in this region, and what it is if the store has never seen it.
@@ -45,6 +48,38 @@ impl Take {
             .collect();
         (buckets, charges)
     }
+
+    /// The same for the limits that count, as [`counted::check`] wants them.
+    #[must_use]
+    pub fn numbered_counts(&self) -> (Vec<AskedCount>, Vec<counted::Charge>) {
+        let mut buckets: Vec<AskedCount> = Vec::with_capacity(self.counts.len());
+        let charges = self
+            .counts
+            .iter()
+            .map(|charge| {
+                let known = buckets.iter().position(|(id, ..)| *id == charge.bucket);
+                let bucket = known.unwrap_or_else(|| {
+                    buckets.push((charge.bucket, charge.kind, charge.allowance));
+                    buckets.len() - 1
+                });
+                let CountCharge { cost, act, enforce, .. } = *charge;
+                counted::Charge { bucket, cost: counted::whole(cost), act, enforce }
+            })
+            .collect();
+        (buckets, charges)
+    }
+
+    /// Charges of both kinds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.charges.len().saturating_add(self.counts.len())
+    }
+
+    /// Is there nothing to take?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// A charge on one bucket.
@@ -62,6 +97,26 @@ pub struct TakeCharge {
     pub enforce: bool,
 }
 
+/// What a request says of a bucket that counts: which, how, and what this region may use of it.
+pub type AskedCount = (BucketId, Kind, Allowance);
+
+/// A charge on one bucket that counts.
+#[derive(Clone, Copy, Debug)]
+pub struct CountCharge {
+    /// Which bucket: see [`Kind::bucket`].
+    pub bucket: BucketId,
+    /// How it counts.
+    pub kind: Kind,
+    /// What this region may use of it.
+    pub allowance: Allowance,
+    /// Tokens (a part of one counts as a whole one). 0 asks without counting, less than 0 gives back.
+    pub cost: Tokens,
+    /// What is done with them.
+    pub act: Act,
+    /// If it does not fit, refuse the request?
+    pub enforce: bool,
+}
+
 /// The answer to a [`Take`].
 #[derive(Clone, Debug, Default)]
 pub struct Taken {
@@ -71,6 +126,8 @@ pub struct Taken {
     pub now: Micros,
     /// In the order of the charges.
     pub charges: Vec<TakenCharge>,
+    /// In the order of the charges on limits that count.
+    pub counts: Vec<counted::Seen>,
 }
 
 /// What became of one charge.
@@ -197,6 +254,18 @@ pub enum StoreError {
     /// Another daemon has taken this region's buckets over, or the store lost its data.
     #[error("the store has been taken over or has lost its data")]
     Fenced,
+}
+
+impl StoreError {
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Unknown => "timeout",
+            Self::Fenced => "fenced",
+        }
+    }
 }
 
 /// What a store holds of this region's state, as its supervisor sees it.

@@ -1,10 +1,12 @@
 //! `quorate validate FILE...`: every fault of region and policy files, and what each policy guarantees.
 
+mod counted;
 mod quota;
 
 use crate::config::yaml::{self, Node, Value};
 use crate::config::{Config, ConfigError, Fault, Faults, Mark, env, policies, read, region};
 use crate::quota::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
+use crate::quota::guarantee::counted::Counted;
 use crate::quota::guarantee::{Guarantee, QuotaGuarantee, RTT_ASSUMED, Reach};
 use crate::quota::policy::{OnStoreFailure, Part, Policy, RegionName, TokenBucket, Unit};
 use serde_json::{Value as Json, json};
@@ -274,6 +276,9 @@ fn fault_json(fault: &Fault) -> Json {
 
 fn policy_json(policy: &Policy, setting: &Setting) -> Json {
     let regions = setting.regions_of(policy);
+    if let Some(guarantee) = Counted::of(policy, &regions) {
+        return counted::policy_json(policy, &guarantee);
+    }
     if let Some(guarantee) = QuotaGuarantee::of(policy, &regions) {
         return quota::to_json(policy, &guarantee);
     }
@@ -328,6 +333,9 @@ fn holds_without_store(policy: &Policy) -> bool {
 fn described(policy: &Policy, setting: &Setting) -> String {
     let mut text = String::new();
     let regions = setting.regions_of(policy);
+    if let Some(guarantee) = Counted::of(policy, &regions) {
+        let _ = counted::describe(&mut text, policy, &guarantee, setting);
+    }
     if let Some(guarantee) = QuotaGuarantee::of(policy, &regions) {
         let _ = quota::describe(&mut text, policy, &guarantee, setting);
         return text;
@@ -381,17 +389,20 @@ fn describe(
 
 /// What becomes of the promise while a region's Redis does not answer, or if the policy only counts.
 fn without_store(text: &mut String, policy: &Policy) -> std::fmt::Result {
+    let local = "  while a region's Redis does not answer a bucket in memory, empty at first, takes over; what it admits is \
+                 taken out of Redis' bucket afterwards (unless the daemon ends before)";
+    describe_failure(text, policy, local)
+}
+
+/// The same; `local` says it for what takes over.
+fn describe_failure(text: &mut String, policy: &Policy, local: &str) -> std::fmt::Result {
     match policy.on_store_failure {
         OnStoreFailure::Deny => {}
         OnStoreFailure::Allow => writeln!(
             text,
             "  while a region's Redis does not answer its requests pass uncounted: the bound does not hold then"
         )?,
-        OnStoreFailure::Local => writeln!(
-            text,
-            "  while a region's Redis does not answer a bucket in memory, empty at first, takes over; what it admits is \
-             taken out of Redis' bucket afterwards (unless the daemon ends before)"
-        )?,
+        OnStoreFailure::Local => writeln!(text, "{local}")?,
     }
     if policy.shadow {
         writeln!(text, "  shadow: it is counted and reported, and nothing is denied")?;

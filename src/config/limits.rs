@@ -36,9 +36,9 @@ pub fn read(node: &Node, faults: &mut Faults) -> Option<Limit> {
     }
 }
 
-/// Can regions share this limit in this mode, and does this version do it? `None`: no, and there is a fault.
+/// Can regions share this limit in this mode? `None`: no, and there is a fault.
 pub fn check_mode(node: &Node, limit: &Limit, mode: Mode, faults: &mut Faults) -> Option<()> {
-    let Some((what, mend)) = refused(limit, mode).or_else(|| unserved(limit)) else { return Some(()) };
+    let Some((what, mend)) = refused(limit, mode) else { return Some(()) };
     faults.push(&node.mark, what, mend);
     None
 }
@@ -64,22 +64,6 @@ fn refused(limit: &Limit, mode: Mode) -> Option<(String, String)> {
     };
     let what = format!("{what} in one region alone, and `mode: {}` promises more", mode.name());
     Some((what, format!("the nearest that can be kept: {mend}")))
-}
-
-/// What the file format has, and this version does not serve.
-fn unserved(limit: &Limit) -> Option<(String, String)> {
-    let (what, mend) = match limit {
-        Limit::TokenBucket(_) | Limit::Unlimited => return None,
-        Limit::Quota(Quota { algorithm: Algorithm::FixedWindow, .. }) => return None,
-        Limit::Quota(Quota { algorithm: Algorithm::SlidingWindow, .. }) => {
-            ("`algorithm: sliding_window`", "`limit: { rate: 1000/h, burst: 1000 }`")
-        }
-        Limit::Quota(Quota { algorithm: Algorithm::SlidingLog, .. }) => {
-            ("`algorithm: sliding_log`", "`limit: { rate: 1000/h, burst: 1000 }`")
-        }
-        Limit::Concurrent(_) => ("`limit.concurrent`", "`limit: { rate: 10/s, burst: 10 }`"),
-    };
-    Some((format!("{what} is not supported by this version"), format!("the nearest that is: {mend}")))
 }
 
 fn token_bucket(fields: &Fields<'_>, faults: &mut Faults) -> Option<TokenBucket> {

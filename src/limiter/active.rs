@@ -3,11 +3,13 @@
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::calendar::Turn;
+use crate::quota::counted::{Act, Allowance, Kind};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{
-    Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit, Window,
+    BucketId, Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit, Window,
 };
 use crate::quota::redaction::Redaction;
+use crate::store::{CountCharge, Take, TakeCharge};
 use crate::telemetry::{Metrics, PolicyMetrics};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -39,8 +41,11 @@ pub struct ActivePolicy {
     pub part: Part,
     /// The same as a bucket: the rate discounted for drift.
     pub shape: Shape,
+    /// How it counts what it admits, and over what span; `None`: it is no such limit.
+    pub count: Option<(Kind, Micros)>,
     /// What its buckets are that the store does not hold; `None`: full. (Of windows see
-    /// [`TimeOfDay::unseen`](super::time_of_day::TimeOfDay::unseen).)
+    /// [`TimeOfDay::unseen`](super::time_of_day::TimeOfDay::unseen).) Of a limit that counts: that until a span after then no more
+    /// than this may be used.
     pub unseen: Option<Unseen>,
     /// The windows of its quota; `None`: it has none.
     pub window: Option<Window>,
@@ -138,6 +143,7 @@ impl ActivePolicy {
             pooled: cut.is_some_and(|c| c.pooled),
             pool_full,
             bound: cut.map(|c| (c.rate, c.burst + c.overshoot())),
+            count: Kind::of(&policy.limit),
             metrics: metrics.policy(&policy.name, policy.mode),
             policy,
         }
@@ -147,6 +153,30 @@ impl ActivePolicy {
     #[must_use]
     pub fn bound(&self) -> Option<(Rate, Tokens)> {
         self.bound
+    }
+}
+
+impl ActivePolicy {
+    /// What this region may use of a bucket, if it counts what it admits over this span.
+    #[must_use]
+    pub fn allowance(&self, span: Micros) -> Allowance {
+        let limit = self.part.burst.floor();
+        let (held, until) = self.unseen.map_or((limit, Micros::ZERO), |u| (u.level.floor(), u.at + span));
+        Allowance { limit, span, until, held }
+    }
+
+    /// What takes so much of one of its buckets, whatever else is charged.
+    #[must_use]
+    pub fn take(&self, bucket: BucketId, cost: Tokens) -> Take {
+        let enforce = true;
+        let Some((kind, span)) = self.count else {
+            let (shape, unseen) = (self.shape, self.unseen);
+            let charges = vec![TakeCharge { bucket, shape, unseen, cost, enforce }];
+            return Take { charges, ..Take::default() };
+        };
+        let (bucket, allowance, act) = (kind.bucket(bucket, span), self.allowance(span), Act::Count);
+        let counts = vec![CountCharge { bucket, kind, allowance, cost, act, enforce }];
+        Take { counts, ..Take::default() }
     }
 }
 

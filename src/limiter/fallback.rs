@@ -2,13 +2,17 @@
 //!
 //! The bound holds through it: the embedded buckets are empty when the outage begins and refill at the region's own rate, so
 //! they never hold more than the store's would have gained meanwhile; and what was spent from them is taken out of the store's
-//! bucket before it is used again.
+//! bucket before it is used again. A limit that counts is taken for used up until the outage is a span old: then all that the store
+//! counted before it would have been forgotten. Permits that are in use when the store is back are taken there, under the same lease.
 
+use super::{Held, Limiter, take_of};
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Unseen;
-use crate::quota::policy::BucketId;
+use crate::quota::counted::{Act, Allowance, Kind};
+use crate::quota::policy::{BucketId, OnStoreFailure};
+use crate::quota::verdict::{LimitVerdict, Reason, Sight};
 use crate::store::memory::MemoryStore;
-use crate::store::{Store, StoreError, Take, TakeCharge, Taken};
+use crate::store::{CHARGES_MAX, CountCharge, Store, StoreError, Take, TakeCharge, Taken};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +25,15 @@ pub struct Fallback {
     /// Local time at which the outage began; 0: the store answers.
     since: AtomicI64,
     owing: AtomicUsize,
-    debts: Mutex<HashMap<BucketId, TakeCharge>>,
+    debts: Mutex<HashMap<BucketId, Debt>>,
+}
+
+/// What was taken from embedded buckets.
+#[derive(Clone)]
+enum Debt {
+    Bucket(TakeCharge),
+    /// What was counted; or the permits in use, each lease by itself.
+    Counts(Vec<CountCharge>),
 }
 
 impl Fallback {
@@ -38,31 +50,50 @@ impl Fallback {
     }
 
     /// Takes from the embedded buckets. `None`: there is nothing to be had of them.
-    pub async fn take(&self, charges: Vec<TakeCharge>) -> Option<Taken> {
-        if charges.is_empty() {
+    pub async fn take(&self, take: Take) -> Option<Taken> {
+        if take.is_empty() {
             return None;
         }
         let now = self.local.now();
         let began = self.since.compare_exchange(0, now.0, Ordering::Relaxed, Ordering::Relaxed);
         let began = Micros(began.map_or_else(|since| since, |_| now.0));
-        if self.debts().len().saturating_add(charges.len()) > DEBTS_MAX {
+        if self.debts().len().saturating_add(take.len()) > DEBTS_MAX {
             return None;
         }
-        let local = charges.iter().map(|charge| TakeCharge {
+        let charges = take.charges.iter().map(|charge| TakeCharge {
             bucket: of_outage(charge.bucket, began),
             unseen: Some(Unseen { level: Tokens::ZERO, at: began }),
             ..*charge
         });
-        let taken = self.local.take(Take { charges: local.collect() }).await.ok()?;
+        let counts = take.counts.iter().map(|charge| {
+            let until = (began + charge.allowance.span).max(charge.allowance.until);
+            let allowance = Allowance { held: 0, until, ..charge.allowance };
+            CountCharge { bucket: of_outage(charge.bucket, began), allowance, ..*charge }
+        });
+        let local = Take { charges: charges.collect(), counts: counts.collect() };
+        let taken = self.local.take(local).await.ok()?;
         if taken.allowed {
-            let mut debts = self.debts();
-            for (charge, _) in charges.into_iter().zip(&taken.charges).filter(|(_, seen)| seen.fits) {
-                let debt = debts.entry(charge.bucket).or_insert(TakeCharge { cost: Tokens::ZERO, ..charge });
-                debt.cost += charge.cost;
-            }
-            self.owing.store(debts.len(), Ordering::Relaxed);
+            self.owe(&take, &taken);
         }
         Some(taken)
+    }
+
+    fn owe(&self, take: &Take, taken: &Taken) {
+        let mut debts = self.debts();
+        for (charge, _) in take.charges.iter().zip(&taken.charges).filter(|(_, seen)| seen.fits) {
+            let none = Debt::Bucket(TakeCharge { cost: Tokens::ZERO, ..*charge });
+            if let Debt::Bucket(debt) = debts.entry(charge.bucket).or_insert(none) {
+                debt.cost += charge.cost;
+            }
+        }
+        for (charge, _) in take.counts.iter().zip(&taken.counts).filter(|(_, seen)| seen.fits) {
+            let none = || Debt::Counts(Vec::new());
+            if let Debt::Counts(all) = debts.entry(charge.bucket).or_insert_with(none) {
+                owe_count(all, charge);
+            }
+        }
+        debts.retain(|_, debt| !matches!(debt, Debt::Counts(all) if all.is_empty()));
+        self.owing.store(debts.len(), Ordering::Relaxed);
     }
 
     /// Pays what these buckets owe, out of the store's buckets, as far as they go.
@@ -75,15 +106,14 @@ impl Fallback {
             return Ok(());
         }
         for bucket in buckets {
-            let Some(mut debt) = self.debts().get(&bucket).copied() else { continue };
-            debt.unseen = None;
-            debt.enforce = true;
-            let ask = TakeCharge { cost: Tokens::ZERO, ..debt };
-            let level = store.take(Take { charges: vec![ask] }).await?.charges.first().map(|c| c.level);
-            let pay = TakeCharge { cost: debt.cost.min(level.unwrap_or_default()), ..debt };
-            let paid = store.take(Take { charges: vec![pay] }).await?;
+            let debt = self.debts().get(&bucket).cloned();
+            let paid = match debt {
+                None => continue,
+                Some(Debt::Bucket(debt)) => pay(store, debt).await?,
+                Some(Debt::Counts(debts)) => pay_counts(store, debts).await?,
+            };
             // If somebody else was quicker, the rest is paid next time.
-            if paid.allowed {
+            if paid {
                 let mut debts = self.debts();
                 debts.remove(&bucket);
                 self.owing.store(debts.len(), Ordering::Relaxed);
@@ -92,8 +122,85 @@ impl Fallback {
         Ok(())
     }
 
-    fn debts(&self) -> MutexGuard<'_, HashMap<BucketId, TakeCharge>> {
+    fn debts(&self) -> MutexGuard<'_, HashMap<BucketId, Debt>> {
         self.debts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// The one place where a failure of the store becomes a verdict.
+    pub(super) async fn without_store(&self, held: &[Held<'_>], error: StoreError) -> Vec<LimitVerdict> {
+        self.core.metrics.store_error(error.name());
+        let limited = || held.iter().filter(|h| h.is_limited());
+        let denied =
+            limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());
+        let is_local = |h: &&Held<'_>| h.policy.policy.on_store_failure == OnStoreFailure::Local;
+        let take = take_of(limited().filter(is_local));
+        let taken = if denied { None } else { self.core.fallback.take(take).await };
+        let (charges, counts) = taken.map(|t| (t.charges, t.counts)).unwrap_or_default();
+        let (mut charges, mut counts) = (charges.into_iter(), counts.into_iter());
+        let verdict = |h: &Held<'_>| {
+            let (at, cost) = (h.charge.descriptor, h.charge.cost);
+            if h.is_limited() {
+                self.core.meter.fell_back(h.policy.id, &h.charge.bucket);
+                h.policy.metrics.fell_back(h.policy.policy.on_store_failure);
+            }
+            let gone = |allow| LimitVerdict::unavailable(h.terms(), at, cost, allow);
+            match (h.policy.policy.on_store_failure, h.is_limited()) {
+                (_, false) => h.unlimited(),
+                (OnStoreFailure::Allow, _) => gone(true),
+                (OnStoreFailure::Deny, _) => gone(false),
+                (OnStoreFailure::Local, _) if h.count.is_some() => {
+                    counts.next().map_or_else(|| gone(false), |seen| h.counted(&seen))
+                }
+                (OnStoreFailure::Local, _) => charges.next().map_or_else(
+                    || gone(false),
+                    |s| {
+                        let sight = Sight { fits: s.fits, level: s.level, rate: s.rate, cap: s.cap };
+                        LimitVerdict::seen(h.terms(), at, cost, sight, None, Reason::OverLimit)
+                    },
+                ),
+            }
+        };
+        held.iter().map(verdict).collect()
+    }
+}
+
+async fn pay<S: Store>(store: &S, mut debt: TakeCharge) -> Result<bool, StoreError> {
+    debt.unseen = None;
+    debt.enforce = true;
+    let take = |cost| Take { charges: vec![TakeCharge { cost, ..debt }], ..Take::default() };
+    let level = store.take(take(Tokens::ZERO)).await?.charges.first().map(|c| c.level);
+    Ok(store.take(take(debt.cost.min(level.unwrap_or_default()))).await?.allowed)
+}
+
+async fn pay_counts<S: Store>(store: &S, mut debts: Vec<CountCharge>) -> Result<bool, StoreError> {
+    let take = |counts: &[CountCharge]| Take { counts: counts.to_vec(), ..Take::default() };
+    if let [debt @ CountCharge { act: Act::Count, .. }] = &mut debts[..] {
+        let ask = CountCharge { cost: Tokens::ZERO, ..*debt };
+        let left = store.take(take(&[ask])).await?.counts.first().map_or(0, |seen| seen.left);
+        (debt.cost, debt.enforce) = (debt.cost.min(Tokens::whole(left)), true);
+        return Ok(store.take(take(&debts)).await?.allowed);
+    }
+    // Of a lease's permits all are taken, or none: then its holder will not find it.
+    debts.iter_mut().for_each(|debt| debt.enforce = false);
+    for leases in debts.chunks(CHARGES_MAX) {
+        store.take(take(leases)).await?;
+    }
+    Ok(true)
+}
+
+/// Adds what was done to what is owed of one bucket.
+fn owe_count(all: &mut Vec<CountCharge>, charge: &CountCharge) {
+    match charge.act {
+        Act::Count if charge.kind == Kind::Permits => {}
+        Act::Count => match all.first_mut() {
+            Some(debt) => debt.cost = (debt.cost + charge.cost).or_zero(),
+            None => all.push(CountCharge { cost: charge.cost.or_zero(), ..*charge }),
+        },
+        Act::Acquire(_) => all.push(*charge),
+        Act::Renew(_) => {}
+        Act::Release(lease) => all.retain(|debt| debt.act != Act::Acquire(lease)),
     }
 }
 

@@ -10,6 +10,7 @@
 
 use super::{Held, Limiter};
 use crate::quota::amount::{Micros, Tokens};
+use crate::quota::counted::Act;
 use crate::quota::policy::BucketId;
 use crate::quota::verdict::LimitVerdict;
 use crate::store::{Store, StoreError};
@@ -170,24 +171,24 @@ impl<S: Store> Limiter<S> {
             Ok(refused) => refused,
             Err(error) => return self.without_store(held, error).await,
         };
-        let is_refused = |h: &Held<'_>| h.limit.is_some() && refused.contains(&h.bucket());
+        let is_refused = |h: &Held<'_>| h.is_limited() && refused.contains(&h.bucket());
         let denied = held.iter().any(|h| is_refused(h) && h.enforced());
         let mut rest: Vec<Held<'_>> = held.iter().filter(|h| !is_refused(h)).cloned().collect();
         if denied {
             // Nothing is charged; the other limits say what they have.
-            rest.iter_mut().for_each(|h| h.charge.cost = Tokens::ZERO);
+            rest.iter_mut().for_each(|h| (h.charge.cost, h.act) = (Tokens::ZERO, Act::Count));
         }
-        let rest = if rest.iter().any(|h| h.limit.is_some()) {
+        let rest = if rest.iter().any(Held::is_limited) {
             self.take(&mut rest, deadline).await
         } else {
             rest.iter().map(Held::unlimited).collect()
         };
         let mut rest = rest.into_iter();
-        let verdict = |h: &Held<'_>| match &h.limit {
-            Some(_) if is_refused(h) => {
-                Some(LimitVerdict::no_room(h.terms(), h.charge.descriptor, h.charge.cost))
+        let verdict = |h: &Held<'_>| {
+            if is_refused(h) {
+                return Some(LimitVerdict::no_room(h.terms(), h.charge.descriptor, h.charge.cost));
             }
-            _ => rest.next(),
+            rest.next()
         };
         held.iter().filter_map(verdict).collect()
     }
@@ -198,7 +199,7 @@ impl<S: Store> Limiter<S> {
         let now = newcomers.now();
         // A quota's bucket is met under the name that it has in all windows: it is not new again at every turn.
         let (mut names, mut new): (Vec<BucketId>, Vec<BucketId>) = Default::default();
-        for held in held.iter().filter(|h| h.limit.is_some()) {
+        for held in held.iter().filter(|h| h.is_limited()) {
             if !newcomers.seen.contains(&held.name, now) && !names.contains(&held.name) {
                 names.push(held.name);
                 new.push(held.bucket());

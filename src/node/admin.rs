@@ -6,6 +6,8 @@ use crate::clock;
 use crate::config;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::calendar::Turn;
+use crate::quota::counted::Kind;
+use crate::quota::guarantee::counted::Counted;
 use crate::quota::matching::{bucket_of, window_bucket};
 use crate::quota::policy::{BucketId, Limit, Mode, Policy, RegionName};
 use crate::quota::pool::{Books, Member, Op, PolicyOutcome, Pool, Record, RegionId, SetPolicies, Standing};
@@ -495,6 +497,14 @@ pub(super) fn unanswered(error: ProposeError) -> ApplyError {
 
 /// The most that all regions admit in a window of T seconds, as text.
 fn bound(policy: &Policy) -> String {
+    if let Some(Counted { kind, limit, span, .. }) = Counted::of(policy, &[]) {
+        let seconds = span.ceil_seconds();
+        return match kind {
+            Kind::Counters => format!("{limit} + {limit} T / {seconds} s"),
+            Kind::Log => format!("{limit} in any {seconds} s"),
+            Kind::Permits => format!("{limit} at a time"),
+        };
+    }
     let overshoot = |whole: Tokens| match policy.mode {
         Mode::Approximate { max_overshoot } => format!(" + {}", max_overshoot.of_tokens(whole).floor()),
         Mode::Strict | Mode::Split => String::new(),

@@ -1,5 +1,7 @@
 //! What a policy promises for a list of regions, and what it can carry: for `quorate validate` and the console.
 
+pub mod counted;
+
 use super::amount::{DRIFT_PPM, MICROS_PER_SECOND, MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::policy::{Cut, Limit, Part, Policy, Quota, RegionName, TokenBucket};
 

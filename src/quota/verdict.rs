@@ -4,6 +4,7 @@
 
 use super::amount::{Micros, Rate, Tokens};
 use super::calendar::Turn;
+use super::counted::Seen;
 use super::policy::{Limit, Mode, Policy, TokenBucket, Window};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
@@ -322,6 +323,24 @@ impl LimitVerdict {
             reset,
             retry_after: retry.filter(|_| !allowed),
             reason: match (sight.fits, terms.shadow) {
+                (true, _) => Reason::Ok,
+                (false, true) => Reason::Shadow,
+                (false, false) => denial,
+            },
+            ..Self::unlimited(terms, descriptor)
+        }
+    }
+
+    /// The answer of a limit that counts. `denial` is as for [`Self::seen`].
+    #[must_use]
+    pub fn counted(terms: Terms<'_>, descriptor: usize, seen: &Seen, denial: Reason) -> Self {
+        let allowed = seen.fits || terms.shadow;
+        Self {
+            allowed,
+            remaining: u64::try_from(seen.left).unwrap_or(0),
+            reset: if allowed { seen.reset } else { seen.wait.unwrap_or(Micros::ZERO) },
+            retry_after: seen.wait.filter(|_| !allowed),
+            reason: match (seen.fits, terms.shadow) {
                 (true, _) => Reason::Ok,
                 (false, true) => Reason::Shadow,
                 (false, false) => denial,

@@ -6,6 +6,7 @@ use crate::clock;
 use crate::limiter::active::{Active, ActivePolicy};
 use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Unseen;
+use crate::quota::counted::Kind;
 use crate::quota::policy::Part;
 use crate::quota::pool::{Ack, Op};
 use crate::raft::Log;
@@ -61,7 +62,11 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 let part = pool.usable(view.id, me).unwrap_or_default();
                 let known = before.policy(view.id).map(|p| (p.shape, p.unseen));
                 let in_pool = pool.unseen(view.id, me).map(|unseen| unseen.on_clock(tau, now));
-                let mut unseen = Unseen::adopt(known, part.shape(), in_pool, generation, now);
+                let mut unseen = match Kind::of(&view.policy.limit) {
+                    // What counts is in the store, or was lost and is taken for used; only what others may have used is not.
+                    Some(_) => in_pool,
+                    None => Unseen::adopt(known, part.shape(), in_pool, generation, now),
+                };
                 if planted(Bug::FullAfterPolicyChange) || view.policy.window().is_some() {
                     unseen = None;
                 }

@@ -6,7 +6,7 @@ use crate::quota::amount::{Micros, Tokens};
 use crate::quota::policy::BucketId;
 use crate::quota::pool::{Op, TakeReset};
 use crate::raft::Log;
-use crate::store::{RegionStore, StoreError, Take, TakeCharge};
+use crate::store::{RegionStore, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The resets that this region has taken, by bucket: their numbers. What is in here has been filled in, or is not to be any more.
@@ -51,14 +51,8 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let active = self.core.active.load_full();
             let Some(policy) = active.policy(due.policy) else { continue };
             self.resets.filled.insert(due.bucket, due.number);
-            let back = TakeCharge {
-                bucket: due.bucket,
-                shape: policy.shape,
-                unseen: policy.unseen,
-                cost: -due.tokens,
-                enforce: true,
-            };
-            let filled = self.store.take(Take { charges: vec![back] }).await;
+            // (Permits do not come back so: whoever has them gives them back.)
+            let filled = self.store.take(policy.take(due.bucket, -due.tokens)).await;
             let name = &policy.policy.name;
             let Due { bucket, number, by, reason, .. } = due;
             match filled {

@@ -1,14 +1,17 @@
-//! Decisions over HTTP: `POST /v1/check`, and `/v1/forward-auth` for proxies.
+//! Decisions over HTTP: `POST /v1/check`, leases of permits: `POST /v1/acquire`, `/v1/renew`, `/v1/release`, and
+//! `/v1/forward-auth` for proxies.
 //!
 //! The content type of a request is not looked at: whatever is there is read as JSON, so that `curl -d` just works.
 
 mod forward_auth;
+mod leases;
 
 use super::callers::Connected;
 use super::problem::Problem;
 use super::reading::Share;
 use super::{BODY_MAX, Decide};
 use crate::config::ForwardAuth;
+use crate::limiter::leases::Lease;
 use crate::limiter::newcomers::Caller;
 use crate::quota::amount::Tokens;
 use crate::quota::matching::{Descriptor, Place, Request, RequestFault, Subject};
@@ -123,7 +126,13 @@ impl<D: Decide> Inner<D> {
                 let span = span(request.headers(), "/v1/forward-auth");
                 self.forward_auth(request.headers(), peer).instrument(span).await
             }
-            ("/v1/check", _) => {
+            ("/v1/acquire", &Method::POST) => {
+                let span = span(request.headers(), "POST /v1/acquire");
+                self.acquire(request).instrument(span).await
+            }
+            ("/v1/renew", &Method::POST) => self.renew(request).await,
+            ("/v1/release", &Method::POST) => self.release(request).await,
+            ("/v1/check" | "/v1/acquire" | "/v1/renew" | "/v1/release", _) => {
                 let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use POST with a JSON body");
                 let mut response = problem.response();
                 response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
@@ -131,11 +140,13 @@ impl<D: Decide> Inner<D> {
             }
             _ => Err(Problem::new(
                 StatusCode::NOT_FOUND,
-                "there is nothing here; decisions are at POST /v1/check and /v1/forward-auth",
+                "there is nothing here; decisions are at POST /v1/check and /v1/forward-auth, permits at POST /v1/acquire, \
+                 /v1/renew and /v1/release",
             )),
         };
         result.unwrap_or_else(|problem| {
-            if problem.status().is_client_error() && problem.status() != StatusCode::NOT_FOUND {
+            let lost = [StatusCode::NOT_FOUND, StatusCode::CONFLICT].contains(&problem.status());
+            if problem.status().is_client_error() && !lost {
                 self.metrics.bad_request(Protocol::Http);
                 self.metrics.decided(Protocol::Http, Answered::Refused, began.elapsed());
             }
@@ -146,8 +157,8 @@ impl<D: Decide> Inner<D> {
     async fn check(&self, request: http::Request<Incoming>) -> Result<Response<Full<Bytes>>, Problem> {
         let bytes = self.read(request).await?;
         let began = Instant::now();
-        let body = parse(&bytes)?;
-        let verdict = self.in_time(body.decide(&self.decide)).await?;
+        let body: Body<'_> = parse(&bytes)?;
+        let (verdict, _) = self.in_time(body.decide(&self.decide, Ask::Check)).await?;
         super::describe(body.domain.as_ref().map_or("", Text::as_str), &verdict);
         if verdict.undecided {
             let why = "the policies are not known yet; /readyz on the admin listener says what the region waits for";
@@ -197,10 +208,7 @@ impl<D: Decide> Inner<D> {
         self.metrics.decided(Protocol::Http, answered, began.elapsed());
     }
 
-    async fn in_time(
-        &self,
-        decided: impl Future<Output = Result<Verdict, Problem>>,
-    ) -> Result<Verdict, Problem> {
+    async fn in_time<T>(&self, decided: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         tokio::time::timeout(self.timeout, decided).await.unwrap_or_else(|_| {
             self.metrics.timed_out(Protocol::Http);
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no decision in time; try again"))
@@ -266,11 +274,11 @@ fn too_large() -> Problem {
 /// Reads a body and decides about it, whatever it is.
 #[cfg(any(test, fuzzing))]
 pub(crate) async fn read_any<D: Decide>(bytes: &[u8], decide: &D) -> Response<Full<Bytes>> {
-    let decided = match parse(bytes) {
-        Ok(body) => body.decide(decide).await,
+    let decided = match parse::<Body<'_>>(bytes) {
+        Ok(body) => body.decide(decide, Ask::Check).await,
         Err(problem) => Err(problem),
     };
-    decided.map_or_else(|problem| problem.response(), |verdict| response(&verdict))
+    decided.map_or_else(|problem| problem.response(), |(verdict, _)| response(&verdict))
 }
 
 /// The body of a request.
@@ -296,10 +304,10 @@ struct Entry<'a> {
 }
 
 /// Reads a body. If it cannot be read it is read again, slower, to find the place.
-fn parse(bytes: &[u8]) -> Result<Body<'_>, Problem> {
+fn parse<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Problem> {
     serde_json::from_slice(bytes).map(|Object(body)| body).map_err(|error| {
         let mut json = serde_json::Deserializer::from_slice(bytes);
-        let read: Result<Object<Body<'_>>, _> = serde_path_to_error::deserialize(&mut json);
+        let read: Result<Object<T>, _> = serde_path_to_error::deserialize(&mut json);
         match read {
             Err(again) => Problem::at(pointer(again.path()), again.inner().to_string()),
             // There is something behind the object.
@@ -308,8 +316,28 @@ fn parse(bytes: &[u8]) -> Result<Body<'_>, Problem> {
     })
 }
 
+/// What is asked about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ask {
+    Check,
+    Acquire,
+}
+
+impl Ask {
+    async fn of<D: Decide>(
+        self,
+        decide: &D,
+        request: &Request<'_>,
+    ) -> Result<(Verdict, Option<Lease>), RequestFault> {
+        match self {
+            Self::Check => Ok((decide.check(request, None).await?, None)),
+            Self::Acquire => decide.acquire(request).await,
+        }
+    }
+}
+
 impl Body<'_> {
-    async fn decide<D: Decide>(&self, decide: &D) -> Result<Verdict, Problem> {
+    async fn decide<D: Decide>(&self, decide: &D, ask: Ask) -> Result<(Verdict, Option<Lease>), Problem> {
         let domain = self.domain.as_ref().map_or("", Text::as_str);
         let cost = Tokens::whole(self.cost.as_ref().map_or(1, |cost| cost.0));
         let checked = match (&self.attributes, &self.descriptors) {
@@ -319,7 +347,7 @@ impl Body<'_> {
             (Some(Attributes(attributes)), None) => {
                 let attributes: Vec<_> = attributes.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
                 let request = Request { domain, subject: Subject::Attributes(&attributes), cost };
-                decide.check(&request, None).await
+                ask.of(decide, &request).await
             }
             (None, Some(wire)) => {
                 let entries: Vec<_> =
@@ -332,7 +360,7 @@ impl Body<'_> {
                 };
                 let descriptors: Vec<_> = wire.iter().map(descriptor).collect();
                 let request = Request { domain, subject: Subject::Descriptors(&descriptors), cost };
-                decide.check(&request, None).await
+                ask.of(decide, &request).await
             }
             (Some(_), Some(_)) => {
                 return Err(Problem::at("#/attributes", "stands beside `descriptors`; send one of them"));
@@ -492,7 +520,12 @@ fn response(verdict: &Verdict) -> Response<Full<Bytes>> {
     let mut body = Vec::with_capacity(64 + verdict.limits.len() * 192);
     // Writing to memory does not fail, and neither do these types.
     let _ = serde_json::to_writer(&mut body, &Answer(verdict));
-    let mut response = head(verdict).map(|_| Full::new(Bytes::from(body)));
+    json(head(verdict), body)
+}
+
+/// Status and header fields with this body.
+fn json(head: Response<Full<Bytes>>, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = head.map(|_| Full::new(Bytes::from(body)));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response

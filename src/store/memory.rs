@@ -3,12 +3,13 @@
 //! Nothing outlives the process: each start is a new session that has kept nothing.
 
 use super::{
-    CHARGES_MAX, Install, Prepare, Prepared, Session, SessionState, Store, StoreError, Take, Taken,
-    TakenCharge,
+    AskedCount, CHARGES_MAX, Install, Prepare, Prepared, Session, SessionState, Store, StoreError, Take,
+    Taken, TakenCharge,
 };
 use crate::clock;
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::{self, Bucket, Generation, Moment, Shape, Unseen};
+use crate::quota::counted::{self, Allowance, Counted};
 use crate::quota::policy::BucketId;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,8 @@ pub const BUCKET_BYTES: usize = 160;
 /// The most buckets that it holds, about [`BUCKET_BYTES`] each: beyond, requests for new ones find the store unavailable.
 /// (To forget one that is in use would hand its tokens out a second time.)
 pub const BUCKETS_MAX: usize = 1 << 22;
+/// So many entries of a log, or leases, take about as much memory as a bucket.
+const ENTRIES_A_BUCKET: usize = 4;
 /// Every use of a shard looks at this many of its buckets, to drop those that are full again.
 const SWEEP: usize = 2;
 
@@ -42,6 +45,10 @@ struct Inner {
 #[derive(Default)]
 struct Shard {
     buckets: HashMap<BucketId, Bucket>,
+    /// Limits that count; the other things that a shard needs to know of them are their span and how many entries they have.
+    counts: HashMap<BucketId, (Counted, Micros)>,
+    /// Entries of all counts.
+    entries: usize,
     /// Each bucket once, in the order in which the sweep looks at them.
     round: VecDeque<BucketId>,
 }
@@ -105,12 +112,20 @@ impl MemoryStore {
     }
 
     fn take_now(&self, take: &Take) -> Result<Taken, StoreError> {
-        if take.charges.len() > CHARGES_MAX {
+        if take.len() > CHARGES_MAX {
             return Err(StoreError::Unavailable);
         }
-        let (asked, charges) = take.numbered();
-        let mut shards = self.lock(asked.iter().map(|(id, ..)| shard_of(id)).collect());
+        let ((asked, charges), (asked_counts, claims)) = (take.numbered(), take.numbered_counts());
+        let buckets = asked.iter().map(|(id, ..)| id).chain(asked_counts.iter().map(|(id, ..)| id));
+        let mut shards = self.lock(buckets.map(shard_of).collect());
         let when = Moment::at(self.now());
+        let crowded =
+            |(id, ..): &AskedCount| locked(&mut shards, id).is_some_and(|shard| !shard.has_room(id));
+        if asked_counts.iter().any(crowded) {
+            return Err(StoreError::Unavailable);
+        }
+        let mut counts = self.counts(&mut shards, &asked_counts, when.now);
+        let checked = counted::check(&counts, &claims, when.now);
         let mut settled: Vec<Bucket> = asked
             .iter()
             .map(|(id, shape, unseen)| {
@@ -119,7 +134,17 @@ impl MemoryStore {
             })
             .collect();
         let before = settled.clone();
-        let (allowed, fits) = bucket::take(&mut settled, &charges);
+        let (fitted, fits) = bucket::take(&mut settled, &charges);
+        let allowed = fitted && checked.allowed;
+        if !allowed {
+            settled.clone_from(&before);
+        }
+        let (seen, changed) = checked.commit(allowed, &mut counts, &claims, when);
+        for (((id, ..), (count, allowance)), changed) in asked_counts.iter().zip(counts).zip(changed) {
+            if let Some(shard) = locked(&mut shards, id) {
+                shard.put_count(*id, count, allowance.span, changed, when.now);
+            }
+        }
         for ((id, ..), (old, new)) in asked.iter().zip(before.iter().zip(&settled)) {
             if let Some(shard) = locked(&mut shards, id) {
                 shard.put(*id, *new, old != new, when.now)?;
@@ -129,9 +154,25 @@ impl MemoryStore {
             .iter()
             .zip(fits)
             .filter_map(|(charge, fits)| settled.get(charge.bucket).map(|bucket| (bucket, fits)))
-            .map(|(b, fits)| TakenCharge { fits, level: b.level(), rate: b.rate(), cap: b.cap() })
-            .collect();
-        Ok(Taken { allowed, now: when.now, charges })
+            .map(|(b, fits)| TakenCharge { fits, level: b.level(), rate: b.rate(), cap: b.cap() });
+        Ok(Taken { allowed, now: when.now, charges: charges.collect(), counts: seen })
+    }
+
+    /// Takes counts out of their shards, settled, each with what may be used of it.
+    fn counts(
+        &self,
+        shards: &mut [(usize, MutexGuard<'_, Shard>)],
+        asked: &[AskedCount],
+        now: Micros,
+    ) -> Vec<(Counted, Allowance)> {
+        let generation = self.generation();
+        let one = |(id, kind, allowance): &AskedCount| {
+            let stored = locked(shards, id).and_then(|shard| shard.take_count(id));
+            let mut count = stored.unwrap_or_else(|| Counted::new(*kind));
+            count.settle(allowance.span, now);
+            (count, allowance.under(generation, now))
+        };
+        asked.iter().map(one).collect()
     }
 
     fn prepare_one(&self, ask: &Prepare, when: Moment) -> Result<Prepared, StoreError> {
@@ -189,8 +230,8 @@ impl Store for MemoryStore {
     }
 
     async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
-        let stored: usize = self.inner.shards.iter().map(|shard| guard(shard).buckets.len()).sum();
-        let known = buckets.iter().map(|id| self.shard(id).buckets.contains_key(id)).collect();
+        let stored: usize = self.inner.shards.iter().map(|shard| guard(shard).round.len()).sum();
+        let known = buckets.iter().map(|id| self.shard(id).holds(id)).collect();
         Ok((u64::try_from(stored).unwrap_or(u64::MAX), known))
     }
 
@@ -213,7 +254,7 @@ impl Shard {
         if let Some(stored) = self.buckets.get_mut(&id) {
             *stored = bucket;
         } else if changed {
-            if self.buckets.len() >= BUCKETS_MAX / SHARDS {
+            if self.is_full() {
                 return Err(StoreError::Unavailable);
             }
             self.buckets.insert(id, bucket);
@@ -222,11 +263,46 @@ impl Shard {
         Ok(())
     }
 
+    fn holds(&self, id: &BucketId) -> bool {
+        self.buckets.contains_key(id) || self.counts.contains_key(id)
+    }
+
+    /// Can this count be kept, and grow?
+    fn has_room(&self, id: &BucketId) -> bool {
+        let grows = self.counts.get(id).is_none_or(|(count, _)| !matches!(count, Counted::Counters(_)));
+        !grows || !self.is_full()
+    }
+
+    fn take_count(&mut self, id: &BucketId) -> Option<Counted> {
+        let (count, _) = self.counts.get_mut(id)?;
+        self.entries = self.entries.saturating_sub(count.entries());
+        Some(std::mem::replace(count, Counted::new(count.kind())))
+    }
+
+    /// Writes a count back: see [`Self::put`].
+    fn put_count(&mut self, id: BucketId, count: Counted, span: Micros, changed: bool, now: Micros) {
+        self.entries += count.entries();
+        if let Some(stored) = self.counts.get_mut(&id) {
+            *stored = (count, span);
+        } else if changed {
+            self.counts.insert(id, (count, span));
+            self.round.push_back(id);
+        }
+        self.sweep(now);
+    }
+
+    fn is_full(&self) -> bool {
+        let all = self.buckets.len() + self.counts.len() + self.entries / ENTRIES_A_BUCKET;
+        all >= BUCKETS_MAX / SHARDS
+    }
+
     fn sweep(&mut self, now: Micros) {
         for _ in 0..SWEEP {
             let Some(id) = self.round.pop_front() else { return };
             if self.buckets.get(&id).is_some_and(|bucket| bucket.keep_until() <= now) {
                 self.buckets.remove(&id);
+            } else if self.counts.get(&id).is_some_and(|(count, span)| count.keep_until(*span) <= now) {
+                self.counts.remove(&id).inspect(|(count, _)| self.entries -= count.entries());
             } else {
                 self.round.push_back(id);
             }
@@ -262,7 +338,7 @@ mod tests {
         // All in one shard.
         let bucket = BucketId([0, id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let charge = TakeCharge { bucket, shape, unseen: None, cost: Tokens::whole(5), enforce: true };
-        Take { charges: vec![charge] }
+        Take { charges: vec![charge], ..Take::default() }
     }
 
     #[test]

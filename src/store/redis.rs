@@ -272,7 +272,7 @@ impl Store for RedisStore {
             timeout_at(until, self.link.opened.wait()).await.map_err(|_| StoreError::Unavailable)?;
         }
         let ready = self.link.live.load().is_some() && !self.link.overdue.load(Ordering::Relaxed);
-        if !ready || take.charges.len() > CHARGES_MAX {
+        if !ready || take.len() > CHARGES_MAX {
             return Err(StoreError::Unavailable);
         }
         let (reply, answer) = oneshot::channel();

@@ -39,7 +39,7 @@ fn the_examples_are_valid_and_say_what_they_guarantee() {
         out.contains("region.yaml: region `us-east` of cluster `prod` (ap-south, eu-west, us-east): valid\n"),
         "{out}"
     );
-    assert!(out.contains("policies.yaml: 7 policies: valid\n"), "{out}");
+    assert!(out.contains("policies.yaml: 9 policies: valid\n"), "{out}");
     let first: String =
         out.split("\n\n").find(|block| block.starts_with("tenant-requests")).unwrap().to_owned();
     let expected = "\
@@ -53,6 +53,18 @@ tenant-requests (strict): 10/s, burst 100
   the pool lends the rest: 9.8/s, burst 95; one region alone can have 9.768/s
   demand that moves between regions is carried up to 9.9/s (tokens take 450 ms to move: a round trip and the gap between asks)";
     assert_eq!(first, expected);
+    let block =
+        |name: &str| out.split("\n\n").find(|block| block.starts_with(name)).unwrap().trim_end().to_owned();
+    let log = "\
+password-resets (split): 5 per 15m, sliding_log
+  in any window of 900 s, wherever it begins, all regions together admit at most 5, as their stores' clocks measure it
+  each region has a part of its own, in a partition or not:
+    ap-south: 1
+    eu-west: 1
+    us-east: 3
+  the count is in each region's Redis alone: one that lost its data takes its part for used up, until the loss is 900 s ago";
+    assert_eq!(block("password-resets"), log);
+    assert!(block("exports").contains("at any time at most 3 are in use, all regions together"), "{out}");
     assert!(out.contains("health-checks (unlimited): matches and never denies"), "{out}");
     let month: String = out.split("\n\n").find(|block| block.starts_with("plan-month")).unwrap().to_owned();
     let expected = "\
@@ -75,7 +87,7 @@ fn faults_go_to_stderr_and_end_in_1() {
     let (outcome, out, err) = validate(&[wrong.clone(), repository("config/policies.yaml")], &[], false);
     assert_eq!(outcome, Outcome::Invalid);
     assert_eq!(err, format!("{}:5:5: unknown key `unlimied`; did you mean `unlimited`?\n", wrong.display()));
-    assert!(out.contains("7 policies: valid"), "the other file is checked all the same: {out}");
+    assert!(out.contains("9 policies: valid"), "the other file is checked all the same: {out}");
 }
 
 #[test]
@@ -210,4 +222,44 @@ fn machines_get_json() {
     assert_eq!((&fault["line"], &fault["column"]), (&5.into(), &5.into()));
     assert_eq!(fault["mend"], "did you mean `unlimited`?");
     assert!(json["files"][3]["unreadable"].is_string());
+}
+
+#[test]
+fn limits_that_count_say_what_their_algorithm_can() {
+    let (_folder, file) = Folder::with(
+        "policies:
+  - name: w
+    domain: d
+    match: [ { key: k } ]
+    limit: { quota: 1000, per: hour, algorithm: sliding_window }
+    mode: split
+    on_store_failure: local
+  - name: c
+    domain: d
+    match: [ { key: k }, { key: l } ]
+    limit: { concurrent: 1 }
+    mode: split
+    weights: { a: 1, b: 1 }
+",
+    );
+    let (outcome, out, err) = validate(std::slice::from_ref(&file), &[], false);
+    assert_eq!((outcome, err.as_str()), (Outcome::Valid, ""));
+    for part in [
+        "w (split): 1000 per hour, sliding_window\n",
+        "at most 1000 + 1000·T/3600: 1000 at once, up to 2000 in 3600 s around the turn of a window, and 1000 in 3600 s where traffic is steady\n",
+        "(for 3 regions alike; name yours with --regions or a region file):\n    region-1: 334\n    region-2: 333\n",
+        "the daemon counts in memory, as if its part were used up until that is 3600 s ago",
+        "c (split): 1 at a time, ttl 60s\n",
+        "    a: 1\n    b: nothing: it denies everything\n",
+    ] {
+        assert!(out.contains(part), "{part}\n{out}");
+    }
+    let (_, json, _) = validate(&[file], &[], true);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let policies = json.pointer("/files/0/policies").or(json.pointer("/0/policies")).unwrap();
+    assert_eq!(policies[0]["bound"]["in_one_window"], 2000);
+    assert_eq!(
+        (&policies[1]["bound"]["algorithm"], &policies[1]["bound"]["whole"]),
+        (&"concurrent".into(), &1.into())
+    );
 }

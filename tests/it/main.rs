@@ -6,6 +6,7 @@
 mod cluster;
 mod console;
 mod costs;
+mod counts;
 mod deploy;
 mod dev;
 mod envoy;

@@ -236,12 +236,15 @@ async fn methods_and_paths() {
     let front = Fixture::new(Limiter::new(vec![tenants(5, 5)])).await;
     let base = format!("http://{}", front.server.http());
     for method in [reqwest::Method::GET, reqwest::Method::PUT, reqwest::Method::DELETE] {
-        let answer = front.client.request(method, format!("{base}/v1/check")).send().await.unwrap();
-        let answer = Answer::of(answer).await;
-        assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
-        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        for path in ["check", "acquire", "renew", "release"] {
+            let answer =
+                front.client.request(method.clone(), format!("{base}/v1/{path}")).send().await.unwrap();
+            let answer = Answer::of(answer).await;
+            assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
+            assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        }
     }
-    for path in ["/", "/v1/check/", "/v1/acquire", "/metrics"] {
+    for path in ["/", "/v1/check/", "/v1/lease", "/metrics"] {
         let answer = front.client.post(format!("{base}{path}")).send().await.unwrap();
         let answer = Answer::of(answer).await;
         assert_eq!((answer.status, answer.body["status"].clone()), (404, json!(404)));

@@ -1,5 +1,6 @@
 //! A limiter for one process: exact token buckets in a map, a clock that tests move, and switches for trouble.
 
+use quorate::limiter::leases::{Lease, LeaseFault};
 use quorate::limiter::newcomers::Caller;
 use quorate::quota::amount::{Micros, Tokens};
 use quorate::quota::matching::{Charge, ChargeLimit, Matched, Matcher, Request, RequestFault, Subject};
@@ -153,6 +154,19 @@ impl Decide for Limiter {
             }
         }
         self.decide(request)
+    }
+
+    /// It knows no permits: see `leases.rs` for those.
+    async fn acquire(&self, request: &Request<'_>) -> Result<(Verdict, Option<Lease>), RequestFault> {
+        Ok((self.decide(request)?, None))
+    }
+
+    async fn renew(&self, _: &str) -> Result<Micros, LeaseFault> {
+        Err(LeaseFault::Unknown)
+    }
+
+    async fn release(&self, _: &str) -> Result<(), LeaseFault> {
+        Err(LeaseFault::Unknown)
     }
 
     fn on_behalf_of(&self, caller: Caller) -> Self {

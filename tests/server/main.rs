@@ -7,6 +7,7 @@ mod connections;
 mod forward_auth;
 mod grpc;
 mod http;
+mod leases;
 mod limiter;
 
 use limiter::Limiter;

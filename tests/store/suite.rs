@@ -1,5 +1,6 @@
 //! What every store does.
 
+use crate::counted;
 use crate::support::*;
 use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::bucket::Grant;
@@ -24,6 +25,7 @@ async fn redis() {
 async fn suite(store: &AnyStore) {
     let session = store.session().borrow().session().unwrap();
     assert!(!session.kept && session.nonce > 0 && session.nonce < 1 << 52);
+    counted::nothing_is_known(store).await;
     empty_until_it_is_said_that_nothing_was_spent(store, session).await;
     takes_all_or_nothing(store).await;
     costs_of_every_kind(store).await;
@@ -35,6 +37,7 @@ async fn suite(store: &AnyStore) {
     unseen_is_as_it_is_said(store).await;
     limits_are_kept(store).await;
     what_it_holds_is_known(store).await;
+    counted::suite(store).await;
 }
 
 async fn empty_until_it_is_said_that_nothing_was_spent(store: &AnyStore, session: Session) {
@@ -203,7 +206,7 @@ async fn unseen_is_as_it_is_said(store: &AnyStore) {
 async fn limits_are_kept(store: &AnyStore) {
     let b = bucket(14, 0, 1_000);
     let charges = vec![b.charge(1); 65];
-    assert_eq!(store.take(Take { charges }).await.unwrap_err(), StoreError::Unavailable);
+    assert_eq!(store.take(Take { charges, ..Take::default() }).await.unwrap_err(), StoreError::Unavailable);
     let (allowed, _, levels) = spend_all(store, vec![b.charge(1); 64]).await;
     assert!(allowed && levels.iter().all(|level| *level == 936));
     let many: Vec<Prepare> =

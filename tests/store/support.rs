@@ -211,7 +211,7 @@ impl TestBucket {
     }
 
     pub fn take(&self, cost: i64) -> Take {
-        Take { charges: vec![self.charge(cost)] }
+        Take { charges: vec![self.charge(cost)], ..Take::default() }
     }
 }
 
@@ -223,6 +223,6 @@ pub async fn spend<S: Store>(store: &S, bucket: TestBucket, cost: i64) -> Result
 
 /// A request of several charges: was it allowed, which fitted, and what is left?
 pub async fn spend_all<S: Store>(store: &S, charges: Vec<TakeCharge>) -> (bool, Vec<bool>, Vec<i64>) {
-    let Taken { allowed, charges, .. } = store.take(Take { charges }).await.unwrap();
+    let Taken { allowed, charges, .. } = store.take(Take { charges, ..Take::default() }).await.unwrap();
     (allowed, charges.iter().map(|c| c.fits).collect(), charges.iter().map(|c| c.level.floor()).collect())
 }

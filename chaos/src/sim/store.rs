@@ -284,7 +284,7 @@ impl State {
             let bucket = &buckets[charge.bucket];
             TakenCharge { fits, level: bucket.level(), rate: bucket.rate(), cap: bucket.cap() }
         });
-        let taken = Taken { allowed, now, charges: seen.collect() };
+        let taken = Taken { allowed, now, charges: seen.collect(), ..Taken::default() };
         for ((id, ..), bucket) in asked.into_iter().zip(buckets) {
             // What is stored is written back in any case: it may have come under another shape.
             if allowed || self.data.buckets.contains_key(&id) {

@@ -4,12 +4,13 @@ use super::super::Inner;
 use crate::limiter::active::ActivePolicy;
 use crate::limiter::meter::{Reading, per_second};
 use crate::quota::amount::{Micros, Tokens};
+use crate::quota::counted::Seen;
 use crate::quota::matching::CHARGES_MAX;
 use crate::quota::policy::{BucketId, Limit};
 use crate::server::state::{
     PEER_REPORT_BYTES_MAX, PeerBucket, PeerHot, PeerQuestion, PeerReport, RateState, RegionReport,
 };
-use crate::store::{RegionStore as _, Store as _, Take, TakeCharge};
+use crate::store::{AnyStore, RegionStore as _, Store as _, Take, Taken, TakenCharge};
 use std::collections::{BTreeMap, HashMap};
 
 /// Buckets in a report.
@@ -162,19 +163,17 @@ impl Inner {
     pub(super) async fn held(&self, reading: &Reading) -> HashMap<BucketId, PeerBucket> {
         let active = self.core.active.load_full();
         let busiest = reading.buckets.iter().take(BUCKETS_MAX.min(CHARGES_MAX));
-        let (mut ids, mut charges) = (Vec::new(), Vec::new());
+        let mut asked = Asked::default();
         for bucket in busiest {
-            let Some(policy) = active.policy(bucket.policy) else { continue };
-            if let Some(charge) = self.ask_of(policy, bucket.bucket) {
-                ids.push(bucket.bucket);
-                charges.push(charge);
+            let ask = active.policy(bucket.policy).and_then(|policy| self.ask_of(policy, bucket.bucket));
+            if let Some(ask) = ask {
+                asked.push(bucket.bucket, ask);
             }
         }
-        if charges.is_empty() || self.store.session().borrow().session().is_none() {
+        if asked.take.is_empty() || self.store.session().borrow().session().is_none() {
             return HashMap::new();
         }
-        let taken = self.store.take(Take { charges }).await.map(|taken| taken.charges).unwrap_or_default();
-        ids.into_iter().zip(taken.iter().map(held)).collect()
+        asked.of(&self.store).await.collect()
     }
 
     /// Answers another region's question.
@@ -195,22 +194,22 @@ impl Inner {
     pub(in crate::node) async fn holds(&self, policy: &str, bucket: BucketId) -> Option<PeerBucket> {
         let active = self.core.active.load_full();
         let known = active.policies().find(|p| &*p.policy.name == policy)?;
-        let charges = vec![self.ask_of(known, bucket)?];
-        let taken = self.store.take(Take { charges }).await.ok()?;
-        taken.charges.first().map(held)
+        let mut asked = Asked::default();
+        asked.push(bucket, self.ask_of(known, bucket)?);
+        asked.of(&self.store).await.next().map(|(_, held)| held)
     }
 
     /// Asks what a bucket holds, without taking anything.
-    fn ask_of(&self, policy: &ActivePolicy, bucket: BucketId) -> Option<TakeCharge> {
-        let (shape, unseen) = match (&policy.policy.limit, policy.window) {
-            (Limit::TokenBucket(_), _) => (policy.shape, policy.unseen),
-            (Limit::Quota(_), Some(_)) => {
-                let turn = self.turn_of(&self.raft.pool().read(), policy.id, bucket)?;
-                (policy.shape_in(turn), Some(self.core.time.unseen(turn)?))
+    fn ask_of(&self, policy: &ActivePolicy, bucket: BucketId) -> Option<Take> {
+        let mut take = policy.take(bucket, Tokens::ZERO);
+        if policy.window.is_some() {
+            let turn = self.turn_of(&self.raft.pool().read(), policy.id, bucket)?;
+            let unseen = Some(self.core.time.unseen(turn)?);
+            for charge in &mut take.charges {
+                (charge.shape, charge.unseen) = (policy.shape_in(turn), unseen);
             }
-            _ => return None,
-        };
-        Some(TakeCharge { bucket, shape, unseen, cost: Tokens::ZERO, enforce: true })
+        }
+        (policy.policy.limit != Limit::Unlimited).then_some(take)
     }
 }
 
@@ -227,8 +226,34 @@ pub(in crate::node) fn bucket_in_hex(hex: &str) -> Option<BucketId> {
     Some(id)
 }
 
-fn held(charge: &crate::store::TakenCharge) -> PeerBucket {
-    PeerBucket { level: charge.level.0, rate: charge.rate.0, cap: charge.cap.0 }
+/// Asks what buckets hold, without taking anything.
+#[derive(Default)]
+struct Asked {
+    take: Take,
+    buckets: Vec<BucketId>,
+    /// Those that count, with their limits.
+    counts: Vec<(BucketId, i64)>,
+}
+
+impl Asked {
+    fn push(&mut self, bucket: BucketId, Take { charges, counts }: Take) {
+        self.buckets.extend(charges.iter().map(|_| bucket));
+        self.counts.extend(counts.iter().map(|count| (bucket, Tokens::whole(count.allowance.limit).0)));
+        self.take.charges.extend(charges);
+        self.take.counts.extend(counts);
+    }
+
+    /// What the store says.
+    async fn of(self, store: &AnyStore) -> impl Iterator<Item = (BucketId, PeerBucket)> {
+        let taken = if self.take.is_empty() { None } else { store.take(self.take).await.ok() };
+        let Taken { charges, counts, .. } = taken.unwrap_or_default();
+        let bucket = |c: TakenCharge| PeerBucket { level: c.level.0, rate: c.rate.0, cap: c.cap.0 };
+        let count = |((id, cap), seen): ((BucketId, i64), Seen)| {
+            (id, PeerBucket { level: Tokens::whole(seen.left).0, rate: 0, cap })
+        };
+        let buckets = self.buckets.into_iter().zip(charges.into_iter().map(bucket));
+        buckets.chain(self.counts.into_iter().zip(counts).map(count))
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@
 //! versions before it came a region has a part of nothing, so it uses nothing until all others know. A region that is gone
 //! counts as having acknowledged whatever may come.
 
+mod counted;
+
 use super::entry::RegionId;
 use super::ledger::Ledger;
 use super::members::Members;
@@ -164,6 +166,9 @@ impl Policies {
         }
         self.await_settling(tau);
         self.recount();
+        for slot in self.slots.iter_mut().filter(|slot| slot.counts_anew()) {
+            slot.unseen_parts.fill(None);
+        }
         for slot in self.slots.iter_mut().filter(|slot| full.binary_search(&slot.id).is_ok()) {
             slot.fill();
         }
@@ -236,6 +241,8 @@ impl Policies {
         self.advance(tau);
         self.settled = last.version;
         let settled = self.settled;
+        let counts = self.slots.iter().filter_map(|slot| Some((slot.id, slot.counted_change(settled)?)));
+        let counts: Vec<_> = counts.collect();
         self.slots.retain_mut(|slot| {
             let (alive, bucketless) = slot.forget_before(settled);
             if bucketless {
@@ -244,6 +251,11 @@ impl Policies {
             alive
         });
         self.recount();
+        for (id, change) in counts {
+            if let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) {
+                slot.unseen_parts = change.hold(std::mem::take(&mut slot.unseen_parts));
+            }
+        }
         gone
     }
 
@@ -441,6 +453,10 @@ impl Slot {
             self.pool = (self.pool.0.min(Rate::ZERO), self.pool.1.min(Tokens::ZERO)); // crumbs of rounding
         }
         let tau = self.unseen.at;
+        if let Some((_, span)) = now.counts() {
+            // What was held back for a change that is a span old is over.
+            self.unseen_parts.iter_mut().for_each(|unseen| *unseen = unseen.filter(|u| u.at + span > tau));
+        }
         for (unseen, (old, new)) in self.unseen_parts.iter_mut().zip(before.iter().zip(&self.usable)) {
             *unseen = Unseen::after_change(old.shape(), new.shape(), *unseen, tau);
         }

@@ -1,5 +1,6 @@
 //! Tests of the pool and of a region's side of it, in made-up worlds with their own time.
 
+mod counted;
 mod members;
 mod replay;
 mod resets;

@@ -1,7 +1,7 @@
 //! What answers say.
 
 use super::*;
-use crate::quota::policy::{Algorithm, OnStoreFailure, Quota, Reserve, Share, Unit};
+use crate::quota::policy::{Algorithm, Concurrent, OnStoreFailure, Quota, Reserve, Share, Unit};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -125,6 +125,41 @@ fn a_quota_comes_back_when_its_window_ends() {
     assert_eq!(answer(&QuotaSight { fits: true, ..pooled }, 3), plan_lines(";t=86400", 3, None));
     let over = QuotaSight { left: Tokens::whole(-2), lent_after: None, ..early };
     assert_eq!(answer(&over, 0), plan_lines(";t=86400", 0, Some("86400")), "cut below what is spent");
+}
+
+#[test]
+fn fields_of_limits_that_count() {
+    let bucket = limit(1, Unit::Second, 1);
+    let per = Window::Length { seconds: 900 };
+    let quota = Quota { quota: 5, per, algorithm: Algorithm::SlidingLog };
+    let login = Policy { limit: Limit::Quota(quota), ..policy("login", bucket) };
+    let full =
+        Seen { fits: false, left: 0, wait: Some(Micros::millis(899_001)), reset: Micros::seconds(899) };
+    let counted = |policy: &Policy, seen: &Seen| {
+        Verdict::new(vec![LimitVerdict::counted(policy.into(), 0, seen, Reason::OverLimit)], 1, true)
+    };
+    assert_eq!(
+        lines(&counted(&login, &full)),
+        [
+            "ratelimit-policy: \"login\";q=5;w=900",
+            "ratelimit: \"login\";r=0;t=900",
+            "x-ratelimit-limit: 5",
+            "x-ratelimit-remaining: 0",
+            "x-ratelimit-reset: 900",
+            "retry-after: 900",
+        ]
+    );
+    let never = counted(&login, &Seen { wait: None, ..full }).fields().unwrap();
+    assert_eq!((never.retry_after, never.state.as_str()), (None, "\"login\";r=0"));
+    let permits = Concurrent { permits: 3, ttl: Micros::seconds(60) };
+    let exports = Policy { limit: Limit::Concurrent(permits), ..policy("exports", bucket) };
+    let free = Seen { fits: true, left: 2, wait: None, reset: Micros::seconds(60) };
+    assert_eq!(
+        lines(&counted(&exports, &free))[..2],
+        ["ratelimit-policy: \"exports\";q=3;qu=\"concurrent-requests\"", "ratelimit: \"exports\";r=2;t=60"]
+    );
+    let shadow = counted(&Policy { shadow: true, ..login }, &full);
+    assert_eq!((shadow.allowed, shadow.limits[0].reason), (true, Reason::Shadow));
 }
 
 #[test]

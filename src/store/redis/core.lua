@@ -120,9 +120,10 @@ local function unseen(rate, cap, level, at)
   return b
 end
 
--- Reads and settles the buckets of KEYS[2..] as ARGV[3] describes them; a key that comes twice is one bucket.
-local function load()
-  local stored = #KEYS > 1 and redis.call('MGET', unpack(KEYS, 2)) or {}
+-- Reads and settles the buckets of KEYS[2..last] (all keys, where `last` is not given) as ARGV[3] describes them; a key that
+-- comes twice is one bucket.
+local function load(last)
+  local stored = (last or #KEYS) > 1 and redis.call('MGET', unpack(KEYS, 2, last)) or {}
   local buckets, known, from = {}, {}, 1
   for i = 1, #stored do
     local rate, cap, level, at

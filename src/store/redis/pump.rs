@@ -6,7 +6,7 @@
 use super::fault::Fault;
 use super::scripts::{SCRIPTS, run};
 use super::shared::{Link, Live, Shared};
-use super::wire::{Batch, taken};
+use super::wire::{Batch, TakeScript, taken};
 use crate::store::{StoreError, Take, Taken};
 use crate::telemetry::metrics::StoreCall;
 use futures::FutureExt;
@@ -64,8 +64,8 @@ pub(super) async fn pump(shared: &Shared, link: &Link, mut jobs: mpsc::Receiver<
             tokio::task::yield_now().await;
         }
         while due.len() < CALLS_MAX && waiting.is_some() {
-            let (batch, replies) = gather(&mut waiting, &mut jobs);
-            if replies.is_empty() {
+            let [plain, counted] = gather(&mut waiting, &mut jobs);
+            if plain.1.is_empty() && counted.1.is_empty() {
                 continue;
             }
             let mut at = Instant::now() + shared.timeout;
@@ -73,7 +73,8 @@ pub(super) async fn pump(shared: &Shared, link: &Link, mut jobs: mpsc::Receiver<
                 at += Duration::from_nanos(1);
             }
             due.push(at);
-            calls.push(call(shared, link, batch, replies).map(move |()| at).boxed());
+            let both = futures::future::join(call(shared, link, plain), call(shared, link, counted));
+            calls.push(both.map(move |_| at).boxed());
             waiting = waiting.or_else(|| jobs.try_recv().ok());
         }
     }
@@ -81,14 +82,17 @@ pub(super) async fn pump(shared: &Shared, link: &Link, mut jobs: mpsc::Receiver<
 
 type Replies = Vec<oneshot::Sender<Result<Taken, StoreError>>>;
 
-/// Takes as many requests as one call carries; leaves the first that it does not carry in `waiting`.
-fn gather(waiting: &mut Option<Job>, jobs: &mut mpsc::Receiver<Job>) -> (Batch, Replies) {
-    let (mut batch, mut replies) = (Batch::default(), Vec::new());
+/// Takes as many requests as one call of each script carries; leaves the first that it does not carry in `waiting`. Requests on
+/// token buckets alone go by the shorter script, whatever else is asked.
+fn gather(waiting: &mut Option<Job>, jobs: &mut mpsc::Receiver<Job>) -> [(Batch, Replies); 2] {
+    let mut plain = (Batch::default(), Vec::new());
+    let mut counted = (Batch::counted(), Vec::new());
     while let Some(job) = waiting.take().or_else(|| jobs.try_recv().ok()) {
         if job.reply.is_closed() {
             // Nobody waits for it any more, and it has not been sent.
             continue;
         }
+        let (batch, replies) = if job.take.counts.is_empty() { &mut plain } else { &mut counted };
         if batch.push(&job.take) {
             replies.push(job.reply);
         } else if batch.len() == 0 {
@@ -98,7 +102,7 @@ fn gather(waiting: &mut Option<Job>, jobs: &mut mpsc::Receiver<Job>) -> (Batch, 
             break;
         }
     }
-    (batch, replies)
+    [plain, counted]
 }
 
 fn refuse_all(waiting: &mut Option<Job>, jobs: &mut mpsc::Receiver<Job>) {
@@ -107,7 +111,10 @@ fn refuse_all(waiting: &mut Option<Job>, jobs: &mut mpsc::Receiver<Job>) {
     }
 }
 
-async fn call(shared: &Shared, link: &Link, batch: Batch, replies: Replies) {
+async fn call(shared: &Shared, link: &Link, (batch, replies): (Batch, Replies)) {
+    if replies.is_empty() {
+        return;
+    }
     let outcome = match link.live.load_full() {
         None => Err(StoreError::Unavailable),
         Some(live) => take(shared, &live, batch).await.map_err(|fault| {
@@ -129,15 +136,19 @@ async fn take(shared: &Shared, live: &Live, mut batch: Batch) -> Result<Vec<Take
     let window = shared.window(sent, shared.timeout);
     let window = window.ok_or_else(|| Fault::Refused("its clock has not been read".to_owned()))?;
     batch.on_store_clock(window.0 - sent);
-    let (call, counts) = batch.into_call(&live.attached.stem, window);
+    let (script, call, sizes) = batch.into_call(&live.attached.stem, window);
+    let script = match script {
+        TakeScript::Buckets => &SCRIPTS.take,
+        TakeScript::Counts => &SCRIPTS.take_counts,
+    };
     let late = |_| Fault::Unknown(format!("no answer within {GIVE_UP:?}"));
     let began = Instant::now();
-    let answer = timeout(GIVE_UP, run(&live.client, &SCRIPTS.take, call)).await;
+    let answer = timeout(GIVE_UP, run(&live.client, script, call)).await;
     if let Some(metrics) = shared.metrics.get() {
         metrics.called(StoreCall::Take, began.elapsed());
-        metrics.batch.observe_size(counts.len());
+        metrics.batch.observe_size(sizes.len());
     }
-    taken(answer.map_err(late)??, &counts)
+    taken(answer.map_err(late)??, &sizes)
 }
 
 /// Lets nothing more onto a connection that is of no use; its owner will replace it.

@@ -15,6 +15,7 @@ pub(super) static SCRIPTS: LazyLock<Scripts> =
 /// All scripts over one source of time.
 pub(super) struct Scripts {
     pub(super) take: Script,
+    pub(super) take_counts: Script,
     pub(super) known: Script,
     pub(super) prepare: Script,
     pub(super) install: Script,
@@ -27,9 +28,11 @@ impl Scripts {
     pub(super) fn with_clock(clock: &str) -> Self {
         let core = include_str!("core.lua");
         let on_buckets = |body: &str| Script::from_lua(format!("{clock}\n{core}\n{body}"));
+        let counted = include_str!("counted.lua");
         let plain = |body: &str| Script::from_lua(format!("{clock}\n{body}"));
         Self {
             take: on_buckets(include_str!("take.lua")),
+            take_counts: on_buckets(&format!("{counted}\n{}", include_str!("take_counts.lua"))),
             known: on_buckets(include_str!("known.lua")),
             prepare: on_buckets(include_str!("prepare.lua")),
             install: on_buckets(include_str!("install.lua")),

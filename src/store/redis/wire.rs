@@ -4,8 +4,9 @@ use super::fault::Fault;
 use super::scripts::Call;
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{EXACT_MAX, Shape, Unseen};
+use crate::quota::counted::{self, Allowance, Kind};
 use crate::quota::policy::BucketId;
-use crate::store::{Install, Prepare, Prepared, Take, Taken, TakenCharge};
+use crate::store::{CountCharge, Install, Prepare, Prepared, Take, TakeCharge, Taken, TakenCharge};
 use bytes::{Buf, BufMut, Bytes};
 use fred::types::Key;
 use std::collections::HashMap;
@@ -117,51 +118,53 @@ impl Stem {
     }
 }
 
-/// Requests that travel in one call.
+/// Requests that travel in one call: either such as have charges on token buckets alone, or any.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
+    /// Charges on counts may be among them: it is for `take_counts.lua`.
+    counted: bool,
     buckets: HashMap<BucketId, (u16, Shape, Option<Unseen>)>,
     order: Vec<BucketId>,
     shapes: Vec<u8>,
+    counts: HashMap<BucketId, (u16, Kind, Allowance)>,
+    count_order: Vec<BucketId>,
+    allowances: Vec<u8>,
     requests: Vec<u8>,
-    counts: Vec<u8>,
+    sizes: Vec<Size>,
     charges: usize,
 }
 
+/// How many charges a request has, on token buckets and on counts.
+pub(super) type Size = (u8, u8);
+
 impl Batch {
+    /// One that takes any request.
+    pub(super) fn counted() -> Self {
+        Self { counted: true, ..Self::default() }
+    }
+
     /// Adds a request, unless there is no room for it, or it comes under another policy than one before it.
     pub(super) fn push(&mut self, take: &Take) -> bool {
-        let Ok(count) = u8::try_from(take.charges.len()) else { return false };
-        if self.counts.len() >= TAKES_MAX || self.charges + take.charges.len() > CALL_CHARGES_MAX {
+        let (Ok(charges), Ok(counts)) = (u8::try_from(take.charges.len()), u8::try_from(take.counts.len()))
+        else {
             return false;
-        }
-        let differs = |c: &crate::store::TakeCharge| {
-            self.buckets
-                .get(&c.bucket)
-                .is_some_and(|(_, shape, unseen)| (*shape, *unseen) != (c.shape, c.unseen))
         };
-        if take.charges.iter().any(differs) {
+        let full = self.sizes.len() >= TAKES_MAX || self.charges + take.len() > CALL_CHARGES_MAX;
+        if full || !self.counted && counts > 0 || self.differs(take) {
             return false;
         }
-        self.requests.push(count);
+        self.requests.push(charges);
         for charge in &take.charges {
-            let next = u16::try_from(self.order.len() + 1).unwrap_or(u16::MAX);
-            let number = match self.buckets.entry(charge.bucket) {
-                Entry::Occupied(known) => known.get().0,
-                Entry::Vacant(new) => {
-                    new.insert((next, charge.shape, charge.unseen));
-                    self.order.push(charge.bucket);
-                    put_shape(&mut self.shapes, charge.shape, charge.unseen);
-                    next
-                }
-            };
-            self.requests.put_u16_le(number);
-            self.requests.push(u8::from(charge.enforce));
-            // A cost of 2^53 is still exact, and more than any bucket holds.
-            put(&mut self.requests, charge.cost.0.clamp(-EXACT_MAX, EXACT_MAX + 1));
+            self.put_charge(charge);
         }
-        self.charges += take.charges.len();
-        self.counts.push(count);
+        if self.counted {
+            self.requests.push(counts);
+            for charge in &take.counts {
+                self.put_count(charge);
+            }
+        }
+        self.charges += take.len();
+        self.sizes.push((charges, counts));
         true
     }
 
@@ -179,39 +182,110 @@ impl Batch {
 
     /// How many requests are in it.
     pub(super) fn len(&self) -> usize {
-        self.counts.len()
+        self.sizes.len()
     }
 
-    /// The call, and what to expect of its answer.
-    pub(super) fn into_call(self, stem: &Stem, window: (Micros, Micros)) -> (Call, Vec<u8>) {
-        let mut keys = Vec::with_capacity(self.order.len() + 1);
+    /// Which script it is for, the call, and what to expect of its answer.
+    pub(super) fn into_call(self, stem: &Stem, window: (Micros, Micros)) -> (TakeScript, Call, Vec<Size>) {
+        let mut keys = Vec::with_capacity(self.order.len() + self.count_order.len() + 1);
         keys.push(stem.meta.clone());
-        keys.extend(self.order.iter().map(|id| stem.bucket(id)));
-        (stem.call(window, keys, self.shapes, self.requests), self.counts)
+        keys.extend(self.order.iter().chain(&self.count_order).map(|id| stem.bucket(id)));
+        let mut call = stem.call(window, keys, self.shapes, self.requests);
+        if !self.counted {
+            return (TakeScript::Buckets, call, self.sizes);
+        }
+        let buckets = u16::try_from(self.order.len()).unwrap_or(u16::MAX);
+        call.args.push(self.allowances.into());
+        call.args.push(Bytes::copy_from_slice(&buckets.to_le_bytes()));
+        (TakeScript::Counts, call, self.sizes)
+    }
+
+    fn differs(&self, take: &Take) -> bool {
+        let bucket = |c: &TakeCharge| {
+            let known = self.buckets.get(&c.bucket);
+            known.is_some_and(|(_, shape, unseen)| (*shape, *unseen) != (c.shape, c.unseen))
+        };
+        let count = |c: &CountCharge| {
+            let known = self.counts.get(&c.bucket);
+            known.is_some_and(|(_, kind, allowance)| (*kind, *allowance) != (c.kind, c.allowance))
+        };
+        take.charges.iter().any(bucket) || take.counts.iter().any(count)
+    }
+
+    fn put_charge(&mut self, charge: &TakeCharge) {
+        let next = u16::try_from(self.order.len() + 1).unwrap_or(u16::MAX);
+        let number = match self.buckets.entry(charge.bucket) {
+            Entry::Occupied(known) => known.get().0,
+            Entry::Vacant(new) => {
+                new.insert((next, charge.shape, charge.unseen));
+                self.order.push(charge.bucket);
+                put_shape(&mut self.shapes, charge.shape, charge.unseen);
+                next
+            }
+        };
+        self.requests.put_u16_le(number);
+        self.requests.push(u8::from(charge.enforce));
+        // A cost of 2^53 is still exact, and more than any bucket holds.
+        put(&mut self.requests, charge.cost.0.clamp(-EXACT_MAX, EXACT_MAX + 1));
+    }
+
+    fn put_count(&mut self, charge: &CountCharge) {
+        let next = u16::try_from(self.count_order.len() + 1).unwrap_or(u16::MAX);
+        let number = match self.counts.entry(charge.bucket) {
+            Entry::Occupied(known) => known.get().0,
+            Entry::Vacant(new) => {
+                let Allowance { limit, span, until, held } = charge.allowance;
+                new.insert((next, charge.kind, charge.allowance));
+                self.count_order.push(charge.bucket);
+                self.allowances.push(charge.kind.number());
+                [limit, span.0, until.0, held].iter().for_each(|x| put(&mut self.allowances, exact(*x)));
+                next
+            }
+        };
+        let (act, lease) = charge.act.parts();
+        self.requests.put_u16_le(number);
+        self.requests.push(u8::from(charge.enforce));
+        self.requests.push(act);
+        put(&mut self.requests, counted::whole(charge.cost));
+        self.requests.extend_from_slice(lease.map_or(&[], |lease| &lease.0[..]));
     }
 }
 
+/// The script that a [`Batch`] is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TakeScript {
+    /// `take.lua`
+    Buckets,
+    /// `take_counts.lua`
+    Counts,
+}
+
 /// What a take batch was answered, in the order of its requests.
-pub(super) fn taken(answer: Bytes, counts: &[u8]) -> Result<Vec<Taken>, Fault> {
+pub(super) fn taken(answer: Bytes, sizes: &[Size]) -> Result<Vec<Taken>, Fault> {
     let mut body = Body::open(answer)?;
     let now = Micros(body.number()?);
-    counts
-        .iter()
-        .map(|count| {
-            let allowed = body.flag()?;
-            let charges = (0..*count)
-                .map(|_| {
-                    Ok(TakenCharge {
-                        fits: body.flag()?,
-                        level: Tokens(body.number()?),
-                        rate: Rate(body.number()?),
-                        cap: Tokens(body.number()?),
-                    })
-                })
-                .collect::<Result<_, Fault>>()?;
-            Ok(Taken { allowed, now, charges })
-        })
-        .collect()
+    let one = |(charges, counts): &Size| {
+        let allowed = body.flag()?;
+        let charges = (0..*charges).map(|_| {
+            Ok(TakenCharge {
+                fits: body.flag()?,
+                level: Tokens(body.number()?),
+                rate: Rate(body.number()?),
+                cap: Tokens(body.number()?),
+            })
+        });
+        let charges = charges.collect::<Result<_, Fault>>()?;
+        let counts = (0..*counts).map(|_| {
+            Ok(counted::Seen {
+                fits: body.flag()?,
+                left: body.number()?,
+                wait: Some(Micros(body.number()?)).filter(|wait| *wait >= Micros::ZERO),
+                reset: Micros(body.number()?),
+            })
+        });
+        Ok(Taken { allowed, now, charges, counts: counts.collect::<Result<_, Fault>>()? })
+    };
+    sizes.iter().map(one).collect()
 }
 
 /// What `known.lua` answered about so many buckets: how many keys there are, and which of the buckets.
