@@ -104,6 +104,8 @@ impl Decide for AnyLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::rngs::StdRng;
+    use rand::{Rng as _, SeedableRng as _};
 
     /// A target: its name and what it runs.
     type Target = (&'static str, fn(&[u8]));
@@ -134,6 +136,64 @@ mod tests {
             }
             assert!(count >= 5, "{name}: {count} files");
         }
+    }
+
+    /// Where there is no fuzzer: the corpus with bytes changed, cut out, put in and crossed over, by dice that repeat. `FUZZ_SECONDS=600` is
+    /// for how long each target is tried; without it, a few hundred times.
+    #[test]
+    fn mutations_of_the_corpus_are_survived() {
+        let time = std::env::var("FUZZ_SECONDS").ok().map(|s| Duration::from_secs(s.parse().unwrap()));
+        for (name, target) in TARGETS {
+            let mut dice = StdRng::seed_from_u64(7);
+            let corpus = corpus(name);
+            let (began, mut tried) = (tokio::time::Instant::now(), 0_u64);
+            while time.map_or(tried < 300, |time| began.elapsed() < time) {
+                let data = mutated(&corpus, &mut dice);
+                if let Err(panic) = std::panic::catch_unwind(|| target(&data)) {
+                    eprintln!(
+                        "{name}: {}",
+                        data.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+                    );
+                    std::panic::resume_unwind(panic);
+                }
+                tried += 1;
+            }
+            println!("{name}: {tried} inputs in {:?}", began.elapsed());
+        }
+    }
+
+    fn corpus(name: &str) -> Vec<Vec<u8>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+        paths.sort();
+        paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+    }
+
+    fn mutated(corpus: &[Vec<u8>], dice: &mut StdRng) -> Vec<u8> {
+        let mut data = corpus[dice.random_range(0..corpus.len())].clone();
+        for _ in 0..dice.random_range(1..6) {
+            let at = dice.random_range(0..=data.len());
+            let until = (at + dice.random_range(0..9)).min(data.len());
+            match dice.random_range(0..6) {
+                0 if at < data.len() => data[at] = dice.random(),
+                1 if at < data.len() => data[at] ^= 1 << dice.random_range(0..8),
+                2 => drop(data.drain(at..until)),
+                3 => drop(
+                    data.splice(at..at, [[0, 1, 0x7f, 0x80, 0xff, dice.random()][dice.random_range(0..6)]]),
+                ),
+                4 => {
+                    let piece = data[at..until].to_vec();
+                    data.splice(at..at, piece);
+                }
+                _ => {
+                    let other = &corpus[dice.random_range(0..corpus.len())];
+                    let from = dice.random_range(0..=other.len());
+                    data.truncate(at);
+                    data.extend_from_slice(&other[from..]);
+                }
+            }
+        }
+        data
     }
 
     #[test]
