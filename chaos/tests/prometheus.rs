@@ -1,6 +1,8 @@
 //! A real Prometheus with the alerts that we ship, scraping real daemons: it is quiet about those that are right, and pages
 //! about those whose pool lends what it has lent already.
 
+#![allow(clippy::disallowed_methods, reason = "tests measure with whatever clock they like")]
+
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
