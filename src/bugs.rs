@@ -78,7 +78,7 @@ bugs! {
     WordForgotten = "word-forgotten",
     /// The cluster's time of day is that of the clock that is furthest ahead, not that of a majority.
     FirstClockCounts = "first-clock-counts",
-    /// The pool takes asks about windows that have ended.
+    /// The books of a window that has ended are closed at once, and asks about it are taken all the same.
     EndedWindowAccepted = "ended-window-accepted",
     /// A change of reserves or weights gives some more of a window's quota although others may have spent it.
     QuotaMovedMidWindow = "quota-moved-mid-window",

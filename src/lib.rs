@@ -49,7 +49,7 @@
 //! | [`config`] | files → valid types, or every fault with its place and mend | `quota` |
 //! | [`store`] | a region's buckets: Redis, or memory | `quota` |
 //! | [`raft`] | openraft round the pool: log, snapshots, the wire between regions | `quota`, `tls` |
-//! | [`limiter`] | the fast loop | `store`, `quota`, `telemetry`; implements `server::Decide` |
+//! | [`limiter`] | the fast loop | `store`, `quota`, `telemetry`, `clock` (the time of day); implements `server::Decide` |
 //! | [`reconcile`] | the slow loop | `store`, `raft`, `quota`, the limiter's tallies |
 //! | [`server`] | listeners, limits, HTTP, gRPC, admin | `quota`, `telemetry`, `tls` |
 //! | [`telemetry`] | logs, traces, every metric | `quota` |

@@ -226,7 +226,8 @@ impl World {
         let on_commit = move |term, entry: &Entry, stamped| {
             seen.committed(time.now(), term, entry, stamped);
             let clocks = all_machines.iter().map(|(name, m)| (name.clone(), m.clocks().wall.at(time.now())));
-            seen.with_pool(|pool| of_quotas.committed(time.now(), pool, &clocks.collect()));
+            of_quotas.clocks(time.now(), clocks);
+            seen.with_pool(|pool| of_quotas.committed(time.now(), pool));
         };
         let machines = regions.iter().map(|r| Arc::clone(&r.machine)).collect();
         let (lines, among) = (Arc::clone(&net), (time, chance.clone()));
@@ -394,6 +395,9 @@ impl World {
     }
 
     fn look(&self) {
+        let now = self.time.now();
+        let clocks = self.regions.iter().map(|r| (r.name.clone(), r.machine.clocks().wall.at(now)));
+        self.quotas.clocks(now, clocks);
         self.watch.look(self.time.now(), |bucket| {
             let Some(target) = self.targets.iter().find(|t| t.bucket == bucket) else { return Vec::new() };
             self.regions.iter().map(|region| held(region, target)).collect()

@@ -504,8 +504,10 @@ impl Pool {
             Windows::reckon(self.windows.booked_mut(id), &terms, ledger);
             ledger.advance(&terms, self.tau);
             if let Some(booked) = self.windows.booked(*id) {
-                let over = booked.turn.end <= wall || ledger.level.tokens >= terms.burst;
-                if ledger.records.is_empty() && over && !ledger.frozen {
+                let ended = booked.turn.end <= wall;
+                let over = ended || ledger.level.tokens >= terms.burst;
+                let at_once = ended && planted(Bug::EndedWindowAccepted);
+                if at_once || ledger.records.is_empty() && over && !ledger.frozen {
                     idle.push(*id);
                 }
                 continue;

@@ -16,7 +16,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("telemetry", &["quota", "config"]),
     ("store", &["quota", "clock", "telemetry", "bugs"]),
     ("raft", &["quota", "clock", "telemetry", "tls", "bugs"]),
-    ("limiter", &["store", "quota", "telemetry"]),
+    ("limiter", &["store", "quota", "telemetry", "clock"]),
     ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry", "bugs"]),
     ("server", &["limiter", "quota", "config", "telemetry", "tls"]),
     ("tls", &[]),

@@ -127,17 +127,22 @@ impl QuotaWatch {
         }
     }
 
-    /// An entry was committed; this is what the members' wall clocks read, by name.
-    pub fn committed(&self, now: Micros, pool: &Pool, clocks: &BTreeMap<RegionName, Micros>) {
+    /// What the regions' wall clocks read; often enough that no setting of a clock is missed.
+    pub fn clocks(&self, now: Micros, clocks: impl Iterator<Item = (RegionName, Micros)>) {
+        let mut inner = self.inner();
+        for (name, clock) in clocks {
+            let ahead = inner.ahead.entry(name).or_insert(Micros(i64::MIN / 2));
+            *ahead = (*ahead).max(clock - now);
+        }
+    }
+
+    /// An entry was committed.
+    pub fn committed(&self, now: Micros, pool: &Pool) {
         let mut inner = self.inner();
         if !inner.on {
             return;
         }
         inner.read(pool);
-        for (name, clock) in clocks {
-            let ahead = inner.ahead.entry(name.clone()).or_insert(Micros(i64::MIN / 2));
-            *ahead = (*ahead).max(*clock - now);
-        }
         let members: Vec<_> = pool.members().filter(|member| member.standing == Standing::In).collect();
         let read = members.iter().filter_map(|m| inner.ahead.get(&m.name).map(|ahead| now + *ahead));
         let mut read: Vec<Micros> = read.collect();

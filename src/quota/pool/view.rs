@@ -55,15 +55,15 @@ pub struct Books {
 pub struct Inquiry {
     /// Who.
     pub region: RegionId,
-    /// As in [`Ask`].
+    /// As in [`Ask`](super::Ask).
     pub demand: Rate,
-    /// As in [`Ask`].
+    /// As in [`Ask`](super::Ask).
     pub want: Tokens,
-    /// As in [`Ask`].
+    /// As in [`Ask`](super::Ask).
     pub level: Tokens,
-    /// As in [`Ask`].
+    /// As in [`Ask`](super::Ask).
     pub short: Tokens,
-    /// As in [`Ask`].
+    /// As in [`Ask`](super::Ask).
     pub quantum: Tokens,
     /// What it would keep: burst ...
     pub held_burst: Tokens,
