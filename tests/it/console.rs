@@ -263,6 +263,26 @@ async fn it_looks_buckets_up_and_changes_things_with_the_token_only() {
     })
     .await;
 
+    // A bucket is handed out once more, with a reason.
+    fixture.go("#/buckets").await;
+    browser.shows(".bucket", "tenant=acme", SOON).await;
+    browser.click(".bucket", "tenant=acme").await;
+    browser.shows(".bucket-result button", "Reset", SOON).await;
+    browser.click(".bucket-result button", "Reset").await;
+    let filled = browser.run("return document.querySelector('dialog input').value", json!([])).await;
+    assert_eq!(filled, json!("acme"), "it knows which bucket");
+    browser.type_into("dialog input[name=reason]", "their incident is over", false).await;
+    browser.press("\u{e007}").await;
+    eventually("the page says that it was done", SOON, || async {
+        let said = browser.run("return document.getElementById('said').textContent", json!([])).await;
+        let said = said.as_str().unwrap_or_default().to_owned();
+        let dialog = browser.texts("dialog").await;
+        hold(said.starts_with("The bucket was reset"), || format!("{said}; {dialog:?}"))
+    })
+    .await;
+    fixture.go("#/events").await;
+    browser.shows(".events li.warn", "their incident is over", SOON).await;
+
     fixture.go("#/").await;
     let before = fixture.cluster.agreed_leader(SOON, &[0, 1, 2]).await;
     browser.shows(".region button", "Make it the leader", SOON).await;

@@ -27,6 +27,8 @@ pub struct Observed {
     pub settled: bool,
     /// Buckets whose books did not balance, so far.
     pub breaches: u64,
+    /// Resets of buckets that not every region has heard of, or has just heard of: by number, what was reset, by whom and why.
+    pub resets: BTreeMap<u64, String>,
     /// The regions.
     pub regions: BTreeMap<String, ObservedRegion>,
     /// Regions and policies whose requests go by `on_store_failure`, and what that is.
@@ -116,6 +118,11 @@ fn differences(before: &Observed, now: &Observed) -> Vec<Draft> {
     if now.breaches > before.breaches {
         let text = "the books of a bucket do not balance: it is frozen, nothing is lent from it".into();
         drafts.push(draft("books", "error", None, text));
+    }
+    // Numbers grow, and the newest of each bucket is there for a while.
+    let last = before.resets.keys().next_back().copied().unwrap_or(0);
+    for (_, what) in now.resets.iter().filter(|(number, _)| **number > last) {
+        drafts.push(draft("reset", "warn", None, what.clone()));
     }
     for (name, region) in &now.regions {
         match before.regions.get(name) {
@@ -233,6 +240,8 @@ mod tests {
         one("region", "info", "b is out of the cluster", told(|o| drop(o.regions.remove("b"))));
         let frozen = "the books of a bucket do not balance: it is frozen, nothing is lent from it";
         one("books", "error", frozen, told(|o| o.breaches = 1));
+        let reset = "`p`: a bucket was reset by 10.0.0.1: sorry";
+        one("reset", "warn", reset, told(|o| o.resets = [(3, reset.into())].into()));
         let fell = "a: the store gives no answer, `p` goes by on_store_failure: allow";
         one("fallback", "warn", fell, told(|o| o.fallbacks = [("a".into(), "p".into(), "allow")].into()));
     }

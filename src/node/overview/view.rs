@@ -6,7 +6,7 @@ use super::journal::{Observed, ObservedRegion};
 use super::report::bucket_in_hex;
 use super::{OLD, Seen};
 use crate::quota::policy::{BucketId, OnStoreFailure};
-use crate::quota::pool::{Member, PolicyView, Pool, Standing};
+use crate::quota::pool::{Member, PolicyView, Pool, Reset, Standing};
 use crate::raft::RaftStatus;
 use crate::server::state::{
     BooksState, HotBucket, HotRegion, LentState, PartState, PeerHot, PeerReport, RegionReport, RegionView,
@@ -138,7 +138,7 @@ impl Inner {
     /// What the journal goes by.
     pub(super) fn observe(&self) -> Observed {
         let status = self.raft.status();
-        let (policies, settled, mut regions) = {
+        let (policies, settled, resets, mut regions) = {
             let pool = self.raft.pool();
             let pool = pool.read();
             let region = |member: Member| {
@@ -154,7 +154,14 @@ impl Inner {
                 (member.name.to_string(), observed)
             };
             let regions: BTreeMap<_, _> = present(&pool).map(region).collect();
-            (pool.version(), pool.settled(), regions)
+            let names: HashMap<u32, &str> =
+                pool.policies().map(|view| (view.id, &*view.policy.name)).collect();
+            let reset = |(_, reset): (BucketId, &Reset)| {
+                let policy = names.get(&reset.policy).copied().unwrap_or_default();
+                (reset.number, format!("`{policy}`: a bucket was reset by {}: {}", reset.by, reset.reason))
+            };
+            let resets: BTreeMap<_, _> = pool.resets().map(reset).collect();
+            (pool.version(), pool.settled(), resets, regions)
         };
         let mine = self.report_region();
         let overview = self.overview.seen();
@@ -184,6 +191,7 @@ impl Inner {
             term: status.term,
             policies,
             settled,
+            resets,
             breaches: self.core.metrics.breaches(),
             regions,
             fallbacks,

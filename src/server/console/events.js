@@ -14,6 +14,7 @@ const KINDS = {
   store: "store",
   peer: "reachability",
   ready: "readiness",
+  reset: "reset",
   books: "books",
 };
 let kind = "";

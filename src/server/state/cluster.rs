@@ -166,7 +166,7 @@ pub struct Event {
     pub id: u64,
     /// When the answering region noticed: milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// `leader`, `epoch`, `fallback`, `policies`, `region`, `store`, `peer`, `ready` or `books`.
+    /// `leader`, `epoch`, `fallback`, `policies`, `region`, `store`, `peer`, `ready`, `reset` or `books`.
     pub kind: String,
     /// `info`, `warn` or `error` (a person must look).
     pub level: String,
