@@ -82,7 +82,7 @@ struct Inner {
     on: bool,
     /// Buckets of other limits.
     others: BTreeSet<BucketId>,
-    /// What is in force now.
+    /// The largest that is in play now.
     whole: Tokens,
     windows: BTreeMap<BucketId, Spent>,
     /// By how much each region's clock has ever been ahead of true time, at most.
@@ -181,10 +181,11 @@ impl Inner {
     fn read(&mut self, pool: &Pool) {
         let cut = pool.policies().find(|view| &*view.policy.name == NAME).and_then(|view| view.cut);
         let whole = cut.map_or(Tokens::ZERO, |cut| cut.burst + cut.overshoot());
+        // Until a change has settled, a region that has not heard of it goes by what was before.
+        let whole = if pool.settled() { whole } else { whole.max(self.whole) };
         if whole == self.whole {
             return;
         }
-        // What was in force until now was so for every window that has been used.
         for spent in self.windows.values_mut() {
             spent.most = spent.most.max(self.whole).max(whole);
         }
