@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 const SEEDS: u64 = 300;
 
 /// Bugs that no seed has been found for yet; the README says so too.
-const NOT_YET: [Bug; 8] = [
+const NOT_YET: [Bug; 9] = [
     Bug::TransitNotCounted,
     Bug::StaleStampAccepted,
     Bug::StaleStampOpsApplied,
@@ -16,6 +16,7 @@ const NOT_YET: [Bug; 8] = [
     Bug::ForgetUnanswered,
     Bug::TombstoneDroppedEarly,
     Bug::AckAtOnce,
+    Bug::EndedWindowAccepted,
     Bug::FullAfterPolicyChange,
 ];
 
