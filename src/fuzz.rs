@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_targets_reach_what_they_are_for() {
-        assert_eq!(EXAMPLES.0.len(), 7);
+        assert_eq!(EXAMPLES.0.len(), 9);
         let good = br#"{"domain":"api","attributes":{"tenant":"7"}}"#;
         let answer = futures::executor::block_on(http::read_any(good, &AnyLimits));
         assert!([200, 429].contains(&answer.status().as_u16()));

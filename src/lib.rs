@@ -16,6 +16,8 @@
 //! | lease, slice | a part of a pool lent to a region: tokens, burst, rate, and when it ends |
 //! | window, turn | what a quota is for: a unit of the calendar or a length of time; one such span, from its beginning to its end |
 //! | time of day | the latest that the wall clocks of a majority of the regions have reached, forward only: what windows turn by |
+//! | count | what a bucket of a limit that counts keeps: two counters, a log, or the permits in use |
+//! | permit | one of so many at a time; lent to its holder under a lease of its own, by the region's store alone |
 //! | epoch | a region's life between two losses of state; what was lent under an older one is not used any more |
 //! | session | the store's name for the same: which daemon holds the buckets, and since when there is data |
 //! | Raft clock, tau | time as the log knows it: never ahead of true time |
@@ -66,7 +68,7 @@
 //!
 //! - **Core computes, edges do.** Time and randomness come into `quota` as arguments.
 //! - **One door for each state.** [`quota::pool::Pool::apply`] for the pool, one atomic script for buckets. The Lua
-//!   in `store/redis/` equals its Rust twin, [`quota::bucket`], on random traces.
+//!   in `store/redis/` equals its Rust twins, [`quota::bucket`] and [`quota::counted`], on random traces.
 //! - **Never use what was given up, never count what was not heard.** A region stops using before it sends; the pool counts the larger
 //!   of what a region held and what it was offered until the region says that it has shrunk.
 //! - **A lease ends at the region first.** It counts from before the ask was sent, on the store's clock, shortened by the drift; the pool

@@ -335,6 +335,7 @@ fn described(policy: &Policy, setting: &Setting) -> String {
     let regions = setting.regions_of(policy);
     if let Some(guarantee) = Counted::of(policy, &regions) {
         let _ = counted::describe(&mut text, policy, &guarantee, setting);
+        return text;
     }
     if let Some(guarantee) = QuotaGuarantee::of(policy, &regions) {
         let _ = quota::describe(&mut text, policy, &guarantee, setting);

@@ -2,7 +2,7 @@
 //!
 //! Whoever chooses the values of descriptors chooses how many buckets there are; each costs a key in the store, and under
 //! pressure a tally and records in the pool. So a bucket that this daemon has not met lately needs a permit. Permits
-//! come at a steady rate, and callers share them fairly ([`Budget`]). Without a permit the store is only asked whether it holds
+//! come at a steady rate, and callers share them fairly (`Budget`). Without a permit the store is only asked whether it holds
 //! the bucket: if it does, the request goes on as ever; if not, it is answered [`Reason::TooManyBuckets`], and nothing is
 //! stored, tallied or asked of the pool. No limit is widened by that: it only ever denies, and buckets that exist do not notice.
 //!

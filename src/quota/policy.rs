@@ -12,7 +12,6 @@ pub use limit::{
 
 use super::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use super::bucket::Shape;
-use super::counted::Kind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -288,9 +287,7 @@ impl Policy {
             Limit::Quota(quota) => quota.per.shortest(),
             _ => rate.time_for(burst).unwrap_or(LEASE_MAX),
         };
-        // What counts is never lent; but a change of it waits for all else that is.
-        let counts = Kind::of(&self.limit).is_some();
-        let lease = if counts { LEASE_MIN } else { fill.clamp(LEASE_MIN, LEASE_MAX) };
+        let lease = fill.clamp(LEASE_MIN, LEASE_MAX);
         Some(Cut { rate, burst, parts, lease, pooled: self.mode != Mode::Split })
     }
 }
