@@ -449,7 +449,7 @@ impl Pool {
         let sent = ask.seen.tau + ask.age.or_zero();
         let standing = self.members.standing(ask.region);
         let of_old = ask.epoch != self.members.epoch(ask.region).0 && !planted(Bug::NoEpoch);
-        let too_late = self.tau - sent > MAX_AGE && !planted(Bug::OldAskAccepted);
+        let too_late = self.tau - sent > MAX_AGE;
         if standing == Standing::Out || of_old || too_late {
             return;
         }
