@@ -46,8 +46,6 @@ bugs! {
     StampAtBatchOpen = "stamp-at-batch-open",
     /// An ask counts however old its number is.
     NoSeqCheck = "no-seq-check",
-    /// An ask counts however long it was on its way.
-    OldAskAccepted = "old-ask-accepted",
     /// Epochs are not looked at: a region whose store has lost its data goes on as if it still had what it borrowed.
     NoEpoch = "no-epoch",
     /// Buckets are full after their store has lost its data.
@@ -58,13 +56,13 @@ bugs! {
     RollbackUndetected = "rollback-undetected",
     /// A region goes on using what it gives up until it is answered.
     StopAfterSending = "stop-after-sending",
-    /// An ask without an answer is forgotten: a late push of the record before it is read.
+    /// An ask without an answer is forgotten: a late push of the record before it is read, and stored under the forgotten ask's number.
     ForgetUnanswered = "forget-unanswered",
     /// A record that an older ask brought is installed after a newer ask was prepared.
     NoFence = "no-fence",
     /// Tokens of a slice that ran out are taken to be unspent.
     UnspentPresumed = "unspent-presumed",
-    /// A record is forgotten as soon as its slice has run out: a late copy of its ask counts again.
+    /// A record is forgotten as soon as its slice has run out: a late copy of its ask counts again, with all that it gives back.
     TombstoneDroppedEarly = "tombstone-dropped-early",
     /// A region uses a larger reserve as soon as it reads of it.
     RaiseAtOnce = "raise-at-once",
@@ -78,8 +76,6 @@ bugs! {
     WordForgotten = "word-forgotten",
     /// The cluster's time of day is that of the clock that is furthest ahead, not that of a majority.
     FirstClockCounts = "first-clock-counts",
-    /// The books of a window that has ended are closed at once, and asks about it are taken all the same.
-    EndedWindowAccepted = "ended-window-accepted",
     /// A change of reserves or weights gives some more of a window's quota although others may have spent it.
     QuotaMovedMidWindow = "quota-moved-mid-window",
     /// Buckets that the store does not hold are full after a change of policies.

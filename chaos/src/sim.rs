@@ -22,6 +22,7 @@ mod raft;
 mod region;
 mod store;
 mod watch;
+mod weather;
 
 pub use logs::Kind;
 pub use openraft::{Counts as RaftCounts, Ends};
@@ -43,10 +44,12 @@ use quorate::raft::LogLimits;
 use quotas::QuotaWatch;
 use raft::{Habits, Payload, Rafts};
 use region::Region;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use store::Shelf;
+use tokio::sync::Notify;
 use watch::{Held, Watch};
+use weather::Weather;
 
 /// After this all faults have ended.
 const FAULTS: Micros = Micros::seconds(120);
@@ -77,6 +80,13 @@ pub struct Options {
 }
 
 impl Options {
+    /// The world in which this bug can be caught.
+    #[must_use]
+    pub fn to_catch(bug: Bug) -> Self {
+        let of_quotas = matches!(bug, Bug::FirstClockCounts | Bug::QuotaMovedMidWindow);
+        Self { bug: Some(bug), quotas: of_quotas, ..Self::default() }
+    }
+
     /// The command that runs one seed once more.
     #[must_use]
     pub fn replay(&self, seed: u64) -> String {
@@ -132,6 +142,11 @@ struct World {
     time: TrueTime,
     chance: Chance,
     drift: i64,
+    weather: Weather,
+    /// By region: nobody asks for anything there until then.
+    asleep_until: Vec<AtomicI64>,
+    /// Much was spent at once: time to look at everything.
+    alarm: Arc<Notify>,
     net: Arc<Net>,
     logs: Logs,
     regions: Vec<Arc<Region>>,
@@ -172,13 +187,15 @@ impl World {
             6..8 => 5,
             _ => chance.index(8) + 2,
         });
+        let weather = Weather::any(&chance);
         let drift = chance.pick(&[0, 10_000, 10_000, 10_000]);
         // Some that may join later.
         let more = n < 9 && chance.percent(30) && options.log == Kind::Small;
         let all = n + usize::from(more);
         let names: Vec<RegionName> = (0..all).map(|i| RegionName::from(format!("r{i}"))).collect();
-        let mut policies: Vec<Policy> =
-            (0..chance.int(1, 2)).map(|i| policies::any(&chance, &format!("p{i}"), &names)).collect();
+        let mut policies: Vec<Policy> = (0..chance.int(1, 2))
+            .map(|i| policies::any(&chance, weather, &format!("p{i}"), &names))
+            .collect();
         if options.quotas {
             policies.push(quotas::any(&chance, &names));
         }
@@ -191,15 +208,20 @@ impl World {
             quota_watch.begin(&pool, others().map(|target| target.bucket));
         }
         let delay = Micros::millis(chance.pick(&[1, 20, 40, 40, 100, 150]));
+        let asleep_until = (0..all).map(|_| AtomicI64::new(weather.asleep_until(&chance).0)).collect();
+        let alarm = Arc::new(Notify::new());
         let net = Arc::new(Net::new(chance.clone(), all, |_, _| chance.time(delay.percent(50), delay)));
         let regions: Vec<Arc<Region>> = (0..all)
             .map(|i| {
                 let clocks =
                     Clocks { monotonic: Clock::any(&chance, drift), wall: Clock::any(&chance, drift) };
                 let machine = Machine::new(time, clocks);
-                let (spent, of_quotas) = (Arc::clone(&watch), Arc::clone(&quota_watch));
+                let (spent, of_quotas, alarm) =
+                    (Arc::clone(&watch), Arc::clone(&quota_watch), Arc::clone(&alarm));
                 let on_spent: store::OnSpent = Arc::new(move |now, bucket, cost| {
-                    spent.spent(now, bucket, cost);
+                    if spent.spent(now, bucket, cost) {
+                        alarm.notify_one();
+                    }
                     of_quotas.spent(now, bucket, cost);
                 });
                 let clock = Clock::any(&chance, drift);
@@ -219,6 +241,8 @@ impl World {
             slow_hand_over: chance.pick(&[0, 0, 2, 10]),
             disk: Micros::millis(chance.pick(&[0, 5, 200])),
             log_max: chance.pick(&[20_usize, 100, 1_000]),
+            echoes: weather.echoes(),
+            unaware: weather.unaware(),
         };
         let (seen, of_quotas) = (Arc::clone(&watch), Arc::clone(&quota_watch));
         let all_machines: Vec<(RegionName, Arc<Machine>)> =
@@ -267,6 +291,9 @@ impl World {
             time,
             chance,
             drift,
+            weather,
+            asleep_until,
+            alarm,
             net,
             logs,
             regions,
@@ -288,10 +315,11 @@ impl World {
         history.run.title = format!("simulation, seed {seed}");
         history.run.replay = options.replay(seed);
         history.run.about = format!(
-            "up to {} regions, {} ms apart, clocks off by up to {} ppm",
+            "up to {} regions, {} ms apart, clocks off by up to {} ppm; {}",
             names.len(),
             self.delay.0 / 1_000,
-            self.drift
+            self.drift,
+            self.weather.about()
         );
         history.regions = names.iter().map(ToString::to_string).collect();
     }
@@ -306,6 +334,7 @@ impl World {
             tokio::spawn(Arc::clone(&self).call(region));
         }
         tokio::spawn(Arc::clone(&self).attack());
+        tokio::spawn(Arc::clone(&self).make_weather());
         let faults = tokio::spawn(Arc::clone(&self).break_things());
         let broken = self.clone().stages().await;
         self.enter(Phase::Over);
@@ -386,7 +415,11 @@ impl World {
     /// Looks at everything again and again.
     async fn look_on(self: Arc<Self>) {
         loop {
-            pass(self.chance.time(Micros::millis(20), Micros::millis(250))).await;
+            tokio::select! {
+                biased;
+                () = self.alarm.notified() => {}
+                () = pass(self.chance.time(Micros::millis(20), Micros::millis(250))) => {}
+            }
             self.look();
             if self.chance.percent(10) {
                 self.regions.iter().for_each(|region| region.shelf.expire());
@@ -398,9 +431,9 @@ impl World {
         let now = self.time.now();
         let clocks = self.regions.iter().map(|r| (r.name.clone(), r.machine.clocks().wall.at(now)));
         self.quotas.clocks(now, clocks);
-        self.watch.look(self.time.now(), |bucket| {
+        self.watch.look(now, self.logs.stamp(), |pool, bucket| {
             let Some(target) = self.targets.iter().find(|t| t.bucket == bucket) else { return Vec::new() };
-            self.regions.iter().map(|region| held(region, target)).collect()
+            self.regions.iter().map(|region| held(region, target, pool)).collect()
         });
     }
 
@@ -511,6 +544,38 @@ impl World {
 pub(crate) const JUDGED: [&dyn Invariant; 3] = [&StrictBound, &ApproximateBound, &SplitBound];
 
 impl Broken {
+    /// Is it what this bug breaks by its nature? Some leave a mess, too, that trips other checks; that proves nothing.
+    #[must_use]
+    pub fn shows(&self, bug: Bug) -> bool {
+        match bug {
+            // A healed cluster whose time stands still does not settle.
+            Bug::LeaderWallClock => true,
+            // What was given up is used.
+            Bug::ForgetUnanswered => self.what.starts_with("S3"),
+            _ => !self.what.starts_with('L'),
+        }
+    }
+
+    /// What is seen, in a few words.
+    #[must_use]
+    pub fn seen(&self) -> &'static str {
+        const SEEN: [(&str, &str); 11] = [
+            ("S1", "more is spent in a window than may be (S1)"),
+            ("S2", "more could be spent at one instant than may be (S2)"),
+            ("S3", "a lease is larger or longer than the pool says (S3)"),
+            ("S4", "the pool's books do not balance (S4)"),
+            ("Q1", "more of a quota is spent in a window than may be (Q1; with `--quotas`)"),
+            ("Q2", "the time of day is ahead of a majority of the clocks (Q2; with `--quotas`)"),
+            ("L1", "a healed cluster does not settle (L1)"),
+            ("L2", "a healed cluster does not use its limits (L2)"),
+            ("strict-bound", "clients are let through beyond the limit (strict-bound)"),
+            ("approximate-bound", "clients are let through beyond the limit (approximate-bound)"),
+            ("split-bound", "clients are let through beyond a region's part (split-bound)"),
+        ];
+        let found = SEEN.iter().find(|(check, _)| self.what.starts_with(check));
+        found.map_or("the log itself is broken", |(_, seen)| seen)
+    }
+
     /// For the report.
     fn judged(self) -> Judged {
         let breach = Breach { detail: self.what, span: (self.at, self.at), limit: None, region: None };
@@ -540,11 +605,14 @@ fn spendable(region: &Region, target: &Target) -> Tokens {
 }
 
 /// What a region has of a bucket at this instant.
-fn held(region: &Region, target: &Target) -> Held {
+fn held(region: &Region, target: &Target, pool: &Pool) -> Held {
     let part = region.part(&target.policy);
+    let coming =
+        part.map(|(shape, unseen)| region.shelf.coming(target.bucket, shape, unseen, pool, &region.name));
+    let coming = coming.unwrap_or_default();
     let lease = part.map(|(shape, unseen)| region.shelf.lease(target.bucket, shape, unseen));
     let lease = lease.unwrap_or_default();
-    Held { region: region.name.clone(), spendable: spendable(region, target), lease }
+    Held { region: region.name.clone(), spendable: spendable(region, target), coming, lease }
 }
 
 /// The pool of a cluster that was just founded.

@@ -449,7 +449,7 @@ impl Pool {
         let sent = ask.seen.tau + ask.age.or_zero();
         let standing = self.members.standing(ask.region);
         let of_old = ask.epoch != self.members.epoch(ask.region).0 && !planted(Bug::NoEpoch);
-        let too_late = self.tau - sent > MAX_AGE && !planted(Bug::OldAskAccepted);
+        let too_late = self.tau - sent > MAX_AGE;
         if standing == Standing::Out || of_old || too_late {
             return;
         }
@@ -506,8 +506,7 @@ impl Pool {
             if let Some(booked) = self.windows.booked(*id) {
                 let ended = booked.turn.end <= wall;
                 let over = ended || ledger.level.tokens >= terms.burst;
-                let at_once = ended && planted(Bug::EndedWindowAccepted);
-                if at_once || ledger.records.is_empty() && over && !ledger.frozen {
+                if ledger.records.is_empty() && over && !ledger.frozen {
                     idle.push(*id);
                 }
                 continue;

@@ -1,7 +1,7 @@
 //! `quorate-chaos sim` and `quorate-chaos bugs`: seeds, progress, the line that replays, the report.
 
 use super::campaign::{Summary, campaign};
-use super::{Kind, Options, Outcome, run};
+use super::{Broken, Kind, Options, Outcome, run};
 use crate::{invariants, report};
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -47,11 +47,14 @@ pub struct Sim {
 #[derive(Debug, clap::Args)]
 pub struct Bugs {
     /// Look in these seeds.
-    #[arg(long, value_parser = seeds, default_value = "1..400")]
+    #[arg(long, value_parser = seeds, default_value = "1..1000")]
     seeds: RangeInclusive<u64>,
     /// So many seeds at a time; as many as there are cores.
     #[arg(long)]
     threads: Option<usize>,
+    /// Write what was found into the table of this file, which has a row for each bug: chaos/README.md.
+    #[arg(long, value_name = "README.md")]
+    write: Option<PathBuf>,
     /// Only these bugs.
     bugs: Vec<Bug>,
 }
@@ -73,19 +76,60 @@ pub fn sim(args: &Sim) -> anyhow::Result<ExitCode> {
 /// If a simulation cannot run.
 pub fn bugs(args: &Bugs) -> anyhow::Result<ExitCode> {
     let all = if args.bugs.is_empty() { Bug::ALL } else { &args.bugs };
-    let mut missed = 0;
+    let (mut missed, mut rows) = (0, Vec::new());
     for bug in all {
-        let options = Options { bug: Some(*bug), ..Options::default() };
-        let summary = campaign(args.seeds.clone(), options, cores(args.threads), true, |_, _| ())?;
-        match summary.broken.first() {
-            Some((seed, broken)) => println!("{bug:<28} seed {seed:<6} {}", first_line(&broken.what)),
+        match catch(*bug, args.seeds.clone(), cores(args.threads))? {
+            Some((seed, broken)) => {
+                println!("{bug:<28} seed {seed:<6} {}", first_line(&broken.what));
+                rows.push((*bug, seed, broken.seen()));
+            }
             None => {
                 missed += 1;
-                println!("{bug:<28} NOT CAUGHT in {} seeds", summary.seeds);
+                println!("{bug:<28} NOT CAUGHT");
             }
         }
     }
+    if let Some(path) = &args.write {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        std::fs::write(path, tabulate(&text, &rows)?)
+            .with_context(|| format!("{} cannot be written", path.display()))?;
+    }
     Ok(ExitCode::from(u8::from(missed > 0)))
+}
+
+/// The first of these seeds that catches the bug for what it is.
+fn catch(bug: Bug, seeds: RangeInclusive<u64>, threads: usize) -> anyhow::Result<Option<(u64, Broken)>> {
+    let (options, end) = (Options::to_catch(bug), *seeds.end());
+    let mut from = *seeds.start();
+    while from <= end {
+        let summary = campaign(from..=end, options, threads, true, |_, _| ())?;
+        let Some((last, _)) = summary.broken.last() else { return Ok(None) };
+        from = last + 1;
+        if let Some(found) = summary.broken.into_iter().find(|(_, broken)| broken.shows(bug)) {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// The text with these rows in its table of bugs: a row for each bug, in their own order, the ones that are not new as they were.
+///
+/// # Errors
+/// If the text has no such table.
+fn tabulate(text: &str, new: &[(Bug, u64, &str)]) -> anyhow::Result<String> {
+    const HEAD: &str = "| bug | seed | what is seen |\n| --- | --- | --- |\n";
+    let (before, rest) = text.split_once(HEAD).context("it has no table of bugs")?;
+    let end = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
+    let (old, after) = rest.split_at(end);
+    let row = |bug: &Bug| {
+        let start = format!("| `{bug}` |");
+        let new = new.iter().find(|(found, ..)| found == bug);
+        let old = || old.lines().find(|line| line.starts_with(&start)).map(ToOwned::to_owned);
+        new.map(|(_, seed, seen)| format!("{start} {seed} | {seen} |")).or_else(old)
+    };
+    let rows: String = Bug::ALL.iter().filter_map(row).map(|row| row + "\n").collect();
+    Ok(format!("{before}{HEAD}{rows}{after}"))
 }
 
 fn many(args: &Sim) -> anyhow::Result<ExitCode> {
@@ -201,6 +245,16 @@ fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_gets_new_rows_and_keeps_the_others() {
+        let text = "a\n\n| bug | seed | what is seen |\n| --- | --- | --- |\n| `no-epoch` | 2 | x |\n| `gone` | 3 | x |\n| `no-fence` | 4 | x |\n\n| `b` |\n";
+        let table = tabulate(text, &[(Bug::NoFence, 9, "y"), (Bug::AckAtOnce, 7, "z")]);
+        let rows = "| `no-epoch` | 2 | x |\n| `no-fence` | 9 | y |\n| `ack-at-once` | 7 | z |\n";
+        let head = "a\n\n| bug | seed | what is seen |\n| --- | --- | --- |\n";
+        assert_eq!(table.ok(), Some(format!("{head}{rows}\n| `b` |\n")));
+        assert!(tabulate("no table", &[]).is_err());
+    }
 
     #[test]
     fn ranges_of_seeds_are_read() {

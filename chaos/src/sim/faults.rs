@@ -28,7 +28,7 @@ pub(super) enum Effect {
 impl World {
     /// Breaks one thing after the other, until the time is over.
     pub(super) async fn break_things(self: Arc<Self>) {
-        let calm = self.chance.pick(&[500, 3_000, 8_000]);
+        let calm = self.weather.calm(&self.chance);
         while self.phase() == Phase::Faults {
             pass(self.chance.time(Micros::millis(100), Micros::millis(calm))).await;
             if self.phase() == Phase::Faults {
@@ -84,7 +84,11 @@ impl World {
                 self.note(EMPTY, &[a], Effect::Disables, format!("r{a}'s store goes back to an older state"));
             }
             15 => self.take_down(a, long.min(Micros::seconds(8))),
-            16 => self.slow_store(a, long),
+            16 => {
+                let slow = Micros::millis(self.chance.pick(&[2, 15, 40, 400]));
+                let lossy = self.chance.pick(&[0, 5, 30]);
+                self.slow_store(a, long, slow, lossy);
+            }
             17 => {
                 let by = Micros::seconds(self.chance.int(-7_200, 7_200));
                 self.regions[a].shelf.step_clock(by);
@@ -122,7 +126,7 @@ impl World {
     }
 
     /// These cannot reach the others (one way: but hear of them).
-    fn cut(self: &Arc<Self>, side: &[usize], one_way: bool, time: Micros) {
+    pub(super) fn cut(self: &Arc<Self>, side: &[usize], one_way: bool, time: Micros) {
         let mut lines = Vec::new();
         for a in side {
             for b in (0..self.regions.len()).filter(|b| !side.contains(b)) {
@@ -137,7 +141,7 @@ impl World {
     }
 
     /// Changes lines for some time; then they are good again.
-    fn change_lines(
+    pub(super) fn change_lines(
         self: &Arc<Self>,
         lines: &[(usize, usize)],
         time: Micros,
@@ -189,9 +193,7 @@ impl World {
         });
     }
 
-    fn slow_store(self: &Arc<Self>, a: usize, time: Micros) {
-        let slow = Micros::millis(self.chance.pick(&[2, 15, 40, 400]));
-        let lossy = self.chance.pick(&[0, 5, 30]);
+    pub(super) fn slow_store(self: &Arc<Self>, a: usize, time: Micros, slow: Micros, lossy: i64) {
         self.regions[a].shelf.set_slow(slow, lossy);
         let what = format!("r{a}'s store takes up to {} ms each way, {lossy}% lost", slow.0 / 1_000);
         self.note(time, &[a], Effect::Disables, what);
@@ -219,8 +221,8 @@ impl World {
         self.note(Micros::ZERO, &[a], Effect::None, format!("r{a}'s clocks change their speed"));
     }
 
-    fn change_policies(self: &Arc<Self>, a: usize) {
-        let next = policies::changed(&self.chance, &self.committed(), &self.names());
+    pub(super) fn change_policies(self: &Arc<Self>, a: usize) {
+        let next = policies::changed(&self.chance, self.weather, &self.committed(), &self.names());
         let expected = self.chance.percent(50).then(|| self.watch.with_pool(|pool| pool.version()));
         let region = &self.regions[a];
         if !region.is_up() {

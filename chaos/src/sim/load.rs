@@ -3,12 +3,14 @@
 use super::machine::pass;
 use super::policies::request_of;
 use super::region::PATIENCE;
+use super::weather::Weather;
 use super::{Phase, World, spendable};
 use crate::oracle::{Outcome, Request};
 use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::policy::Limit;
 use quorate::quota::verdict::{Reason, Verdict};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// How callers of a region behave while there are faults.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +31,7 @@ impl World {
         loop {
             let gap = match self.phase() {
                 Phase::Over => return,
-                _ if !self.regions[region].is_member() => Micros::millis(500),
+                _ if !self.regions[region].is_member() || self.sleeps(region) => Micros::millis(500),
                 Phase::Quiet => {
                     pass(Micros::millis(500)).await;
                     continue;
@@ -46,8 +48,15 @@ impl World {
         }
     }
 
+    /// Does nobody ask for anything there yet?
+    fn sleeps(&self, region: usize) -> bool {
+        self.phase() != Phase::Demand && self.time.now().0 < self.asleep_until[region].load(Ordering::Relaxed)
+    }
+
     fn style(&self) -> Style {
         match self.chance.int(0, 9) {
+            // So that pools and reserves are full.
+            2.. if self.weather == Weather::Hasty && self.chance.percent(80) => Style::Idle,
             0 | 1 => Style::Idle,
             2..6 => Style::Steady(self.chance.pick(&[5, 30, 100, 300])),
             6 | 7 => Style::Bursts,
@@ -118,13 +127,15 @@ impl World {
                 // One may go on having what it has.
                 let spared = self.chance.index(self.regions.len() * 3);
                 for region in (0..self.regions.len()).filter(|region| *region != spared) {
-                    self.spend_all(region);
+                    if !self.sleeps(region) {
+                        self.spend_all(region);
+                    }
                 }
             }
         }
     }
 
-    fn spend_all(self: &Arc<Self>, region: usize) {
+    pub(super) fn spend_all(self: &Arc<Self>, region: usize) {
         for at in 0..self.targets.len() {
             let all = spendable(&self.regions[region], &self.targets[at]);
             if all.is_positive() {

@@ -2,7 +2,7 @@
 
 use super::openraft::{self, Openrafts};
 use super::raft::{Rafts, SimLog};
-use quorate::quota::pool::{Applied, Op};
+use quorate::quota::pool::{Applied, Op, Stamp};
 use quorate::raft::{AppliedAt, ChangeFeed, Log, ProposeError, Raft, SharedPool};
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -110,6 +110,15 @@ impl Logs {
         match self {
             Self::Small(rafts) => rafts.stand(region),
             Self::Openraft(rafts) => rafts.hand_over_to(region),
+        }
+    }
+
+    /// What an entry would be stamped with now, where that is known.
+    #[must_use]
+    pub fn stamp(&self) -> Option<Stamp> {
+        match self {
+            Self::Small(rafts) => rafts.stamp_now(),
+            Self::Openraft(_) => None,
         }
     }
 

@@ -3,6 +3,7 @@
 use super::World;
 use super::chance::Chance;
 use super::region::DOMAIN;
+use super::weather::Weather;
 use crate::oracle::Watched;
 use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::guarantee::Guarantee;
@@ -37,11 +38,11 @@ impl Target {
 }
 
 /// A policy of any kind.
-pub fn any(chance: &Chance, name: &str, regions: &[RegionName]) -> Policy {
-    let burst = chance.pick(&[1, 3, 10, 20, 100, 100, 1_000]);
-    let amount = (burst * chance.pick(&[5, 20, 100, 100, 300, 1_000, 3_000]) / 100).max(1);
+pub(super) fn any(chance: &Chance, weather: Weather, name: &str, regions: &[RegionName]) -> Policy {
+    let burst = weather.burst(chance);
+    let (percent, per) = weather.pace(chance);
+    let amount = (burst * percent / 100).max(1);
     let amount = if chance.percent(5) { 0 } else { amount };
-    let per = chance.pick(&[Unit::Second, Unit::Second, Unit::Second, Unit::Minute]);
     let mode = match chance.int(0, 9) {
         0..3 => Mode::Approximate { max_overshoot: share(chance.int(1, 100)) },
         3 => Mode::Split,
@@ -67,10 +68,15 @@ pub fn any(chance: &Chance, name: &str, regions: &[RegionName]) -> Policy {
 }
 
 /// The same, changed in one way or another; rarely it goes.
-pub fn changed(chance: &Chance, policies: &[Policy], regions: &[RegionName]) -> Vec<Policy> {
+pub(super) fn changed(
+    chance: &Chance,
+    weather: Weather,
+    policies: &[Policy],
+    regions: &[RegionName],
+) -> Vec<Policy> {
     let mut policies = policies.to_vec();
     if policies.is_empty() || chance.percent(10) {
-        return vec![any(chance, "p0", regions)];
+        return vec![any(chance, weather, "p0", regions)];
     }
     if chance.percent(5) {
         policies.pop();
@@ -82,10 +88,14 @@ pub fn changed(chance: &Chance, policies: &[Policy], regions: &[RegionName]) -> 
         super::quotas::change(chance, policy, regions);
         return policies;
     }
+    if let Some(reserve) = weather.reserve(chance) {
+        policy.reserve = reserve;
+        return policies;
+    }
     match chance.int(0, 5) {
         0 | 1 => policy.reserve = reserve(chance),
         2 => policy.weights = regions.iter().map(|r| (r.clone(), weight(chance))).collect(),
-        3 => *policy = any(chance, &policy.name.clone(), regions),
+        3 => *policy = any(chance, weather, &policy.name.clone(), regions),
         _ => {
             if let Limit::TokenBucket(bucket) = &mut policy.limit {
                 let percent = positive(chance.int(50, 200));

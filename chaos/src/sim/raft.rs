@@ -9,12 +9,14 @@ mod node;
 
 pub use log::SimLog;
 
+use super::FAULTS;
 use super::chance::Chance;
 use super::machine::{Machine, TrueTime, pass};
-use super::net::Net;
+use super::net::{LATE, Net};
 use node::{Message, Node, Reply};
+use quorate::clock;
 use quorate::quota::amount::Micros;
-use quorate::quota::pool::{Applied, Entry, Op, Pool};
+use quorate::quota::pool::{Applied, Entry, Op, Pool, RaftClock, Stamp};
 use quorate::raft::{ProposeError, Replica};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,6 +59,11 @@ pub struct Habits {
     pub disk: Micros,
     /// Entries in the log before it is compacted.
     pub log_max: usize,
+    /// Of a hundred asks so many arrive once more, long after.
+    pub echoes: i64,
+    /// Of a hundred entries of a node that has led before, so many are stamped by the clock of an earlier leadership of its: by code
+    /// that has not noticed the new term.
+    pub unaware: i64,
 }
 
 /// All regions' Rafts.
@@ -355,6 +362,8 @@ impl Rafts {
                 Payload::Blank => {
                     if self.node(me).leads_in(item.term) {
                         replica.lead(item.term);
+                        let tau = replica.pool().read().tau();
+                        self.node(me).clocks.push(RaftClock::begin(item.term, tau, clock::now()));
                     }
                     Ok(Applied::default())
                 }
@@ -407,13 +416,20 @@ impl Rafts {
         }
     }
 
-    fn stamp(&self, me: usize) -> Option<quorate::quota::pool::Stamp> {
+    /// What the leader would stamp an entry with now, if its clock has begun.
+    #[must_use]
+    pub fn stamp_now(&self) -> Option<Stamp> {
+        let leader = self.leader()?;
+        self.machines[leader].with_clocks(|| self.stamp(leader))
+    }
+
+    fn stamp(&self, me: usize) -> Option<Stamp> {
         let (replica, term) = (self.replica(me), self.node(me).term);
         replica.stamp(term)
     }
 
     /// Closes the entry that is open: stamps it, and hands it over.
-    async fn close(self: &Arc<Self>, me: usize, opened: Option<quorate::quota::pool::Stamp>) {
+    async fn close(self: &Arc<Self>, me: usize, opened: Option<Stamp>) {
         use quorate::bugs::{Bug, planted};
         // A new leader waits until it has applied everything before its own first entry.
         while self.node(me).leads() && self.stamp(me).is_none() {
@@ -424,6 +440,7 @@ impl Rafts {
         let Some(stamp) = (if planted(Bug::StampAtBatchOpen) { opened.or(stamp) } else { stamp }) else {
             return self.refuse(me, replies);
         };
+        let stamp = self.unaware(me).unwrap_or(stamp);
         let stamped = self.time.now();
         if self.chance.percent(self.habits.slow_hand_over) {
             pass(self.chance.time(Micros::ZERO, Micros::seconds(4))).await;
@@ -437,6 +454,32 @@ impl Rafts {
             }
             Err(replies) => self.refuse(me, replies),
         }
+    }
+
+    /// A stamp by the clock of an earlier leadership, now and then.
+    fn unaware(&self, me: usize) -> Option<Stamp> {
+        let older = self.node(me).clocks.iter().rev().skip(1).copied().collect::<Vec<_>>();
+        if older.is_empty() || !self.chance.percent(self.habits.unaware) {
+            return None;
+        }
+        Some(self.chance.pick(&older).stamp(clock::now()))
+    }
+
+    /// Copies of these asks arrive once more, long after, at whoever leads then.
+    fn echo(self: &Arc<Self>, ops: &[Op]) {
+        let asks = !ops.is_empty() && ops.iter().all(|op| matches!(op, Op::Ask(_)));
+        if !asks || !self.chance.percent(self.habits.echoes) {
+            return;
+        }
+        let (rafts, ops) = (Arc::clone(self), ops.to_vec());
+        let delay = self.chance.time(Micros::seconds(3), LATE);
+        tokio::spawn(async move {
+            pass(delay).await;
+            let Some(leader) = rafts.leader().filter(|_| rafts.time.now() < FAULTS) else { return };
+            let machine = Arc::clone(&rafts.machines[leader]);
+            // Nobody waits for the answer.
+            machine.run(async move { rafts.enqueue(leader, ops, Reply::Here { id: 0 }) }).await;
+        });
     }
 
     fn refuse(self: &Arc<Self>, me: usize, replies: Vec<Reply>) {

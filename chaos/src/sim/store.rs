@@ -6,9 +6,10 @@
 use super::chance::Chance;
 use super::machine::{Clock, TrueTime, pass};
 use quorate::bugs::{Bug, planted};
-use quorate::quota::amount::{Micros, Rate, Tokens};
-use quorate::quota::bucket::{self, Bucket, Generation, Moment, Shape, Unseen};
-use quorate::quota::policy::BucketId;
+use quorate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
+use quorate::quota::bucket::{self, Bucket, Charge, Generation, Grant, Moment, Shape, Unseen};
+use quorate::quota::policy::{BucketId, RegionName};
+use quorate::quota::pool::Pool;
 use quorate::store::{
     Asked, Install, Prepare, Prepared, RegionStore, Session, SessionState, Store, StoreError, Take, Taken,
     TakenCharge,
@@ -47,6 +48,8 @@ struct State {
     up: bool,
     slow: Micros,
     lossy: i64,
+    /// Of each bucket's newest ask: its number, and the store's time that the daemon was told when it was prepared.
+    prepared: BTreeMap<BucketId, (u64, Micros)>,
     /// For [`Bug::OverdraftForgottenOnLoss`].
     overdrafts: BTreeMap<BucketId, Tokens>,
 }
@@ -78,6 +81,7 @@ impl Shelf {
             up: true,
             slow: Micros::ZERO,
             lossy: 0,
+            prepared: BTreeMap::new(),
             overdrafts: BTreeMap::new(),
         };
         Arc::new(Self { time, chance, state: Mutex::new(state), disturbed: Notify::new(), on_spent })
@@ -168,6 +172,45 @@ impl Shelf {
         let now = state.clock.at(self.time.now());
         let bucket = state.settled(bucket, shape, unseen, session.nonce, now);
         (bucket.rate() - bucket.shape().rate, bucket.cap() - bucket.shape().cap)
+    }
+
+    /// What the region of this store has been granted of a bucket, its store has not got yet, and still may get: its daemon has not
+    /// read the record, or what it read is on its way. `pool` is the committed one.
+    #[must_use]
+    pub fn coming(
+        &self,
+        id: BucketId,
+        shape: Shape,
+        unseen: Option<Unseen>,
+        pool: &Pool,
+        region: &RegionName,
+    ) -> Tokens {
+        let state = self.state();
+        let (Some(session), Some(region)) = (state.session, pool.region(region)) else { return Tokens::ZERO };
+        let record = pool.record(id, region).filter(|record| {
+            pool.epoch(region) == (record.epoch, session.nonce) && record.granted.is_positive()
+        });
+        let prepared = state.prepared.get(&id);
+        let Some((record, (_, asked))) =
+            record.and_then(|record| Some((record, prepared.filter(|(seq, _)| *seq == record.seq)?)))
+        else {
+            return Tokens::ZERO;
+        };
+        let now = state.clock.at(self.time.now());
+        let grant = Grant {
+            seq: record.seq,
+            push: record.push,
+            granted: record.granted,
+            burst: record.offer_burst,
+            rate: record.offer_rate.discount(DRIFT_PPM),
+            deadline: *asked + record.lease.discount(DRIFT_PPM),
+        };
+        // Were everything spent that is there, and it came now.
+        let mut bucket = [state.settled(id, shape, unseen, session.nonce, now)];
+        let all = Charge { bucket: 0, cost: bucket[0].level(), enforce: true };
+        bucket::take(&mut bucket, &[all]);
+        bucket[0].install(&grant, session.nonce, Moment::at(now));
+        bucket[0].level()
     }
 
     /// The bucket as it is stored, for messages.
@@ -385,10 +428,15 @@ impl Store for SimStore {
         for ask in &mut asks {
             ask.unseen = ask.unseen.map(|unseen| unseen.in_store(ask.shape, ahead));
         }
+        let numbers: Vec<_> = asks.iter().map(|ask| (ask.bucket, ask.seq)).collect();
         let work = move |state: &mut State, session, now| {
             (now, asks.iter().map(|ask| state.prepare(ask, session, now)).collect())
         };
-        self.shelf.call(self.attached(), work).await
+        let prepared = self.shelf.call(self.attached(), work).await;
+        if let Ok((now, _)) = &prepared {
+            self.shelf.state().prepared.extend(numbers.into_iter().map(|(id, seq)| (id, (seq, *now))));
+        }
+        prepared
     }
 
     async fn install(&self, mut records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {

@@ -2,7 +2,8 @@
 //!
 //! - S1: what was spent never exceeds the bound in any window (a virtual bucket that everything is poured into and that drains
 //!   at the limit's rate exceeds the burst if and only if some window did);
-//! - S2: ... nor would it if every region spent what it has at this instant, and what is in the pool besides;
+//! - S2: ... nor would it if every region spent what it has at this instant, what was granted to it and is on its way, and what is
+//!   in the pool besides;
 //! - S3: no region's lease exceeds, or outlives, its liability in the committed pool;
 //! - S4: the pool's own books balance.
 
@@ -10,7 +11,7 @@ use super::Broken;
 use crate::oracle::Edition;
 use quorate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
 use quorate::quota::policy::{BucketId, Part, RegionName};
-use quorate::quota::pool::{Entry, Pool};
+use quorate::quota::pool::{Entry, Pool, Stamp};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,9 +21,14 @@ const NARROW_AFTER: Micros = Micros::seconds(100);
 /// Until every region has learnt that a change is through, if it can.
 const LEARNT_AFTER: Micros = Micros::seconds(5);
 
+/// Whoever spends more than this share of a burst at once gives cause to look at everything.
+const MUCH_PERCENT: i64 = 5;
+
 /// What a policy promises, as the committed entries say.
 #[derive(Clone, Debug, Default)]
 struct Terms {
+    /// What the pool calls the policy.
+    id: Option<u32>,
     /// Rate and burst (with overshoot) of every edition that may be in force.
     editions: Vec<(Rate, Tokens)>,
     settled_since: Option<Micros>,
@@ -70,6 +76,8 @@ pub struct Held {
     pub region: RegionName,
     /// What it could spend at this instant.
     pub spendable: Tokens,
+    /// What it has been granted besides, has not got yet, and still may get.
+    pub coming: Tokens,
     /// What of it is lent: rate and burst.
     pub lease: (Rate, Tokens),
 }
@@ -141,14 +149,14 @@ impl Watch {
         Self(Mutex::new(inner))
     }
 
-    /// Tokens of a bucket were spent.
-    pub fn spent(&self, now: Micros, bucket: BucketId, cost: Tokens) {
+    /// Tokens of a bucket were spent. Says whether they were so many that a look at everything is due.
+    pub fn spent(&self, now: Micros, bucket: BucketId, cost: Tokens) -> bool {
         let mut inner = self.inner();
         inner.counts.spent += cost.or_zero();
         *inner.spent.entry(bucket).or_default() += cost;
         let Inner { by_policy, buckets, .. } = &mut *inner;
-        let Some((policy, meter)) = buckets.get_mut(&bucket) else { return };
-        let Some(terms) = by_policy.get(policy) else { return };
+        let Some((policy, meter)) = buckets.get_mut(&bucket) else { return false };
+        let Some(terms) = by_policy.get(policy) else { return false };
         meter.drain(terms.rate(), now);
         meter.level += i128::from(cost.0) * i128::from(MICROS_PER_SECOND);
         let (level, most) = (meter.level(), terms.burst() + slack(terms.rate()));
@@ -156,6 +164,7 @@ impl Watch {
             let what = format!("S1: {policy}: {} in a window, where {} may be", show(level), show(most));
             inner.break_promise(now, what);
         }
+        cost > most.percent(MUCH_PERCENT)
     }
 
     /// An entry was committed; it was stamped at true time `stamped`.
@@ -177,8 +186,8 @@ impl Watch {
         }
     }
 
-    /// Looks at everything. `held` says what each region has of a bucket at this instant.
-    pub fn look(&self, now: Micros, held: impl Fn(BucketId) -> Vec<Held>) {
+    /// Looks at everything. `stamp` is what an entry would be stamped with now, `None` if nobody could; `held` says what each region has of a bucket at this instant.
+    pub fn look(&self, now: Micros, stamp: Option<Stamp>, held: impl Fn(&Pool, BucketId) -> Vec<Held>) {
         let mut inner = self.inner();
         inner.narrow(now);
         inner.tell_settled(now);
@@ -188,20 +197,25 @@ impl Watch {
         }
         let ids: Vec<BucketId> = inner.buckets.keys().copied().collect();
         for id in ids {
-            let held = held(id);
+            let held = held(&inner.pool, id);
             if let Some(what) = held.iter().find_map(|held| inner.overheld(id, held)) {
                 inner.break_promise(now, what);
             }
-            let parts: Vec<Tokens> = held.iter().map(|held| held.spendable).collect();
-            let pooled = inner.pooled(id);
+            let parts: Vec<(Tokens, Tokens)> =
+                held.iter().map(|held| (held.spendable, held.coming)).collect();
+            let pooled = inner.pooled(id, stamp);
             let Inner { by_policy, buckets, .. } = &mut *inner;
             let Some((policy, meter)) = buckets.get_mut(&id) else { continue };
             let Some(terms) = by_policy.get(policy) else { continue };
             meter.drain(terms.rate(), now);
             let (level, most) = (meter.level(), terms.burst() + slack(terms.rate()));
-            let all = level + parts.iter().copied().sum() + pooled;
+            let all = level + parts.iter().map(|(has, coming)| *has + *coming).sum() + pooled;
             if all > most {
-                let parts: Vec<String> = parts.into_iter().map(show).collect();
+                let part = |(has, coming)| match coming {
+                    Tokens::ZERO => show(has),
+                    _ => format!("{} and {} on their way", show(has), show(coming)),
+                };
+                let parts: Vec<String> = parts.into_iter().map(part).collect();
                 let parts = parts.join(" + ");
                 let what = format!(
                     "S2: {policy}: {} in a window, {parts} to be spent at this instant and {} in the pool, where {} may be",
@@ -265,12 +279,16 @@ impl Watch {
 }
 
 impl Inner {
-    /// What the pool could lend of a bucket.
-    fn pooled(&self, id: BucketId) -> Tokens {
+    /// What the pool could lend of a bucket now.
+    fn pooled(&self, id: BucketId, stamp: Option<Stamp>) -> Tokens {
+        let tau = self.pool.tau();
+        // (A leader that was deposed does not know how much time the next one's clock has lost, and commits nothing any more.)
+        let stamp = stamp.filter(|stamp| stamp.term >= self.pool.term());
+        let tau = stamp.map_or(tau, |stamp| stamp.tau.max(tau));
         let Some((policy, _)) = self.buckets.get(&id) else { return Tokens::ZERO };
         let view = self.pool.policies().find(|view| *view.policy.name == **policy);
         let pooled = view.filter(|view| view.cut.is_some_and(|cut| cut.pooled));
-        pooled.map_or(Tokens::ZERO, |view| self.pool.free(view.id, id, self.pool.tau()))
+        pooled.map_or(Tokens::ZERO, |view| self.pool.free(view.id, id, tau))
     }
 
     /// S3.
@@ -297,6 +315,8 @@ impl Inner {
     /// In force from the stamp on: meters drain at the new rate from there.
     fn read_terms(&mut self, now: Micros, stamped: Micros) {
         let mut newest: BTreeMap<String, (Rate, Tokens, Edition)> = BTreeMap::new();
+        let ids: BTreeMap<String, u32> =
+            self.pool.policies().map(|view| (view.policy.name.to_string(), view.id)).collect();
         for view in self.pool.policies() {
             self.lease_max = self.lease_max.max(view.cut.map_or(Micros::ZERO, |cut| cut.lease));
             let promised = match view.cut {
@@ -321,6 +341,16 @@ impl Inner {
                 Some(last) => last.changing_to(stamped, &edition),
                 None => edition,
             });
+            if let Some(id) = ids.get(&name)
+                && terms.id.replace(*id).is_some_and(|was| was != *id)
+            {
+                // It comes back after its removal was through, and everything was let through meanwhile: another policy, which
+                // starts full.
+                terms.editions.clear();
+                for (_, meter) in self.buckets.values_mut().filter(|(policy, _)| *policy == name) {
+                    *meter = Meter { level: 0, at: now };
+                }
+            }
             if terms.editions.last() == Some(&(rate, burst)) {
                 continue;
             }

@@ -205,7 +205,9 @@ impl Ledger {
             (true, std::cmp::Ordering::Equal) => record.granted - ask.read_granted,
             (true, std::cmp::Ordering::Less) => record.granted,
         };
-        let back = (ask.returned.or_zero() + unread.or_zero()).min(record.burst - held);
+        // A slice gives back no more than it counts for: a copy that comes when nobody knows its ask any more brings nothing.
+        let most = if planted(Bug::TombstoneDroppedEarly) { Tokens::MAX } else { record.burst - held };
+        let back = (ask.returned.or_zero() + unread.or_zero()).min(most);
         record.burst = held;
         record.rate = ask.held_rate.or_zero().min(record.rate);
         self.level.tokens += back;

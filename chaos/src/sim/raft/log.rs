@@ -41,6 +41,7 @@ impl SimLog {
         let known = self.rafts.node(self.region).leader;
         let Some(leader) = known else { return Err(ProposeError::NotSent { retry: true }) };
         let (id, outcome) = self.rafts.call();
+        self.rafts.echo(&ops);
         if leader == self.region {
             self.rafts.enqueue(self.region, ops, Reply::Here { id });
         } else if self.rafts.net.line(self.region, leader).cut {

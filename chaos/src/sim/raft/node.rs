@@ -2,7 +2,7 @@
 
 use super::{Item, Outcome, Payload};
 use quorate::quota::amount::Micros;
-use quorate::quota::pool::{Op, Pool};
+use quorate::quota::pool::{Op, Pool, RaftClock};
 use quorate::raft::Replica;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,6 +83,8 @@ pub(super) struct Node {
     role: Role,
     pub leader: Option<usize>,
     pub stand_at: Micros,
+    /// The Raft clocks of its leaderships, oldest first.
+    pub clocks: Vec<RaftClock>,
     queue: Vec<(Vec<Op>, Reply)>,
     replies: BTreeMap<u64, Vec<Reply>>,
     voters: Arc<Vec<usize>>,
@@ -107,6 +109,7 @@ impl Node {
             role: Role::Follower,
             leader: None,
             stand_at: Micros::ZERO,
+            clocks: Vec::new(),
             queue: Vec::new(),
             replies: BTreeMap::new(),
             voters,
@@ -138,6 +141,7 @@ impl Node {
         self.up = false;
         self.truncate(self.durable);
         (self.role, self.leader) = (Role::Follower, None);
+        self.clocks.clear();
         self.queue.clear();
         self.replies.clear();
     }
