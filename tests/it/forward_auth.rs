@@ -11,12 +11,12 @@ policies:
     domain: api
     match: [ { key: tenant } ]
     limit: { rate: 6/m, burst: 5 }
-    mode: strict
+    mode: split
   - name: by-address
     domain: api
     match: [ { key: ip }, { key: path, value: /by-address } ]
     limit: { rate: 6/m, burst: 3 }
-    mode: strict
+    mode: split
 ";
 const FORWARD_AUTH: &str = "
 forward_auth: { domain: api, trusted_proxies: 1, attributes: { tenant: 'header:x-tenant', ip: client-ip, path: path } }

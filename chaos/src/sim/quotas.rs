@@ -87,7 +87,8 @@ struct Inner {
     windows: BTreeMap<BucketId, Spent>,
     /// By how much each region's clock has ever been ahead of true time, at most.
     ahead: BTreeMap<RegionName, Micros>,
-    /// The latest that a majority has read.
+    /// How far ahead of true time a majority of the clocks has ever been: what it has read once, Raft time carries on, whoever
+    /// leaves the majority later.
     majority: Option<Micros>,
     broken: Option<Broken>,
 }
@@ -144,12 +145,13 @@ impl QuotaWatch {
         }
         inner.read(pool);
         let members: Vec<_> = pool.members().filter(|member| member.standing == Standing::In).collect();
-        let read = members.iter().filter_map(|m| inner.ahead.get(&m.name).map(|ahead| now + *ahead));
-        let mut read: Vec<Micros> = read.collect();
-        read.sort_unstable();
-        let agreed = read.len().checked_sub(members.len() / 2 + 1).and_then(|at| read.get(at).copied());
+        let mut ahead: Vec<Micros> =
+            members.iter().filter_map(|m| inner.ahead.get(&m.name).copied()).collect();
+        ahead.sort_unstable();
+        let agreed = ahead.len().checked_sub(members.len() / 2 + 1).and_then(|at| ahead.get(at).copied());
         inner.majority = inner.majority.max(agreed);
-        let (Some(wall), Some(majority)) = (pool.wall(pool.tau()), inner.majority) else { return };
+        let (Some(wall), Some(ahead)) = (pool.wall(pool.tau()), inner.majority) else { return };
+        let majority = now + ahead;
         if wall > majority + AHEAD {
             let what = format!(
                 "Q2: the time of day is {} s ahead of a majority of the clocks",
