@@ -30,6 +30,10 @@ pub struct TimeOfDay {
     last: AtomicI64,
     /// How far it has ever been ahead of what was agreed later (a fast clock in a long partition).
     early: AtomicI64,
+    /// By how much what is agreed has ever fallen behind what it was before (Raft time loses what passes without a leader) ...
+    fallen: AtomicI64,
+    /// ... and what time it was when it did so last: windows that begin later know nothing of it.
+    fell_at: AtomicI64,
 }
 
 /// What the cluster agreed on.
@@ -78,6 +82,13 @@ impl TimeOfDay {
             let early = self.last.load(Ordering::Relaxed).saturating_sub(new.run.0);
             self.early.fetch_max(early, Ordering::Relaxed);
         }
+        if let (Some(old), Some(new)) = (known.as_deref(), &anchor) {
+            let fallen = old.run + (new.mono - old.mono) - new.run;
+            if fallen.0 > STEP.0 {
+                self.fell_at.store(self.last.load(Ordering::Relaxed), Ordering::Relaxed);
+                self.fallen.fetch_add(fallen.0, Ordering::Relaxed);
+            }
+        }
         if !same {
             self.agreed.store(anchor.map(Arc::new));
         }
@@ -108,8 +119,13 @@ impl TimeOfDay {
         let by_mono = |time: Micros| time - run + mono;
         // The region may have entered it by so much sooner than is agreed now: it is rather taken for empty than for full.
         let early = Micros(self.early.load(Ordering::Relaxed)).max(SLACK) + SLACK;
-        let (start, end) = (by_mono(turn.start) - early, by_mono(turn.end) + SLACK);
-        if end <= clock::now() {
+        // The store keeps it for longer than clocks can drift apart in it.
+        let (start, end) =
+            (by_mono(turn.start) - early, by_mono(turn.end) + SLACK + turn.length().mul_div(1, 32));
+        let fell = turn.start.0 <= self.fell_at.load(Ordering::Relaxed);
+        // What the store was told before.
+        let forgotten = end - if fell { Micros(self.fallen.load(Ordering::Relaxed)) } else { Micros::ZERO };
+        if forgotten <= clock::now() {
             // The time of day stands still, and the store may have forgotten what was spent of it already.
             return Some(Unseen::of_window(Turn { start: LONG_AGO, end }));
         }
@@ -163,13 +179,30 @@ mod tests {
     }
 
     #[test]
+    fn time_that_raft_loses_makes_no_bucket_full_again() {
+        let day = TimeOfDay::default();
+        let (ten, mono) = (Micros::seconds(10), clock::now());
+        let turn = Window::Length { seconds: 60 }.turn_at(clock::wall());
+        // Ten seconds ago it had five to go ...
+        let wall = turn.end - Micros::seconds(5);
+        day.agree(Some(Anchor { wall, run: wall, mono: mono - ten }));
+        assert!(day.now().is_some_and(|now| now > turn.end));
+        // ... and after an election that cost ten, it has five to go.
+        day.agree(Some(Anchor { wall, run: wall, mono }));
+        assert_eq!(day.unseen(turn).unwrap().at, LONG_AGO, "the store may have forgotten it");
+        let later = Turn { start: turn.end + turn.length(), end: turn.end + turn.length() + turn.length() };
+        assert!(day.unseen(later).unwrap().at > LONG_AGO, "a window that begins later is not concerned");
+    }
+
+    #[test]
     fn requests_that_come_together_agree_on_the_window() {
         let day = TimeOfDay::default();
         day.agree(at(clock::wall()));
         let window = Window::Calendar(crate::quota::policy::Unit::Year);
         let first = day.present(window).unwrap();
         let Unseen { level: end, at: start } = first.unseen;
-        assert_eq!(Micros(end.0) - start, first.turn.length() + SLACK + SLACK + SLACK);
+        let kept = first.turn.length().mul_div(1, 32);
+        assert_eq!(Micros(end.0) - start, first.turn.length() + kept + SLACK + SLACK + SLACK);
         for drift in 0..20 {
             let wall = clock::wall() + Micros::millis(drift);
             let drifted = Anchor { wall, run: wall, mono: clock::now() };

@@ -278,7 +278,7 @@ async fn keys_end_with_their_window_and_the_next_one_is_free() {
 
 #[tokio::test]
 async fn answers_say_when_the_window_ends() {
-    let (_redis, daemon) = region(&policies("{ quota: 3, per: month }", "mode: strict")).await;
+    let (_redis, daemon) = region(&policies("{ quota: 3, per: month }", "mode: strict, wait: 1s")).await;
     let api = daemon.api();
     let first = api.check("api", &[("tenant", "7")], 1).await;
     assert_eq!((first.status, first.remaining()), (200, 2), "{first:?}");
