@@ -390,9 +390,12 @@ impl World {
         }
     }
 
-    /// Does some reserve not refill yet, for the sake of a change of policies? (See `Unseen::after_change`.)
+    /// Does some reserve not refill yet, for the sake of a change of policies, settled or not? (See `Unseen::after_change`.)
     fn is_held(&self) -> bool {
         self.regions.iter().any(|region| {
+            if self.targets.iter().any(|target| region.shelf.is_held(target.bucket)) {
+                return true;
+            }
             let parts = self.targets.iter().filter_map(|target| region.part(&target.policy));
             parts.filter_map(|(_, unseen)| unseen).any(|unseen| unseen.at > region.shelf.now())
         })

@@ -325,6 +325,12 @@ impl Bucket {
         self.level.tokens
     }
 
+    /// Store time from which its reserve refills: later than now for a while after some changes of policies.
+    #[must_use]
+    pub fn refills_from(&self) -> Micros {
+        self.hold
+    }
+
     /// Its capacity now, with a live lease's.
     #[must_use]
     pub fn cap(&self) -> Tokens {

@@ -213,6 +213,12 @@ impl Shelf {
         bucket[0].level()
     }
 
+    /// Does this bucket's reserve not refill yet?
+    pub fn is_held(&self, bucket: BucketId) -> bool {
+        let now = self.now();
+        self.state().data.buckets.get(&bucket).is_some_and(|bucket| bucket.refills_from() > now)
+    }
+
     /// The bucket as it is stored, for messages.
     #[must_use]
     pub fn describe(&self, bucket: BucketId) -> String {
