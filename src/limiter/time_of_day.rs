@@ -20,6 +20,9 @@ const SLACK: Micros = Micros::millis(500);
 /// requests that come together, so that they can share a call to the store.
 const STEP: Micros = Micros::millis(50);
 
+/// What a daemon that has just started hears first of the cluster may be so much older than what it knew in its last life.
+const BEFORE: Micros = Micros::seconds(60);
+
 /// Before any store's clock began.
 const LONG_AGO: Micros = Micros(i64::MIN / 2);
 
@@ -81,6 +84,10 @@ impl TimeOfDay {
         if let Some(new) = &anchor {
             let early = self.last.load(Ordering::Relaxed).saturating_sub(new.run.0);
             self.early.fetch_max(early, Ordering::Relaxed);
+        }
+        if let (0, Some(new)) = (self.last.load(Ordering::Relaxed), &anchor) {
+            self.fell_at.store((new.wall + SLACK).0, Ordering::Relaxed);
+            self.fallen.store(BEFORE.0, Ordering::Relaxed);
         }
         if let (Some(old), Some(new)) = (known.as_deref(), &anchor) {
             let fallen = old.run + (new.mono - old.mono) - new.run;
