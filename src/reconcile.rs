@@ -182,8 +182,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         if let Some(session) = session {
             tracing::info!(kept = session.kept, "a new session with the store: leases start over");
             self.core.metrics.store_sessions.inc();
+            // Under an earlier session something may have been spent, joined or not.
+            let forgets = planted(Bug::FullAfterLoss) || planted(Bug::NoEpoch);
+            self.marked_full = self.session.is_some() && !forgets;
             self.session = Some(session);
-            self.marked_full = false;
             self.joined_at = Micros::ZERO - Micros::seconds(3_600);
             if planted(Bug::NoEpoch) && self.epoch.is_some() {
                 return;
