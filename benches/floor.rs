@@ -4,9 +4,8 @@
 //! input ends. Put load on it with any client, and read its CPU time from `/proc/PID/stat`.
 #![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
-use quorate::limiter::leases::{Lease, LeaseFault};
-use quorate::quota::amount::{Micros, Rate, Tokens};
-use quorate::quota::matching::{Request, RequestFault, Subject};
+use quorate::quota::amount::{Rate, Tokens};
+use quorate::quota::matching::{Request, RequestFault};
 use quorate::quota::policy::{Mode, TokenBucket, Unit};
 use quorate::quota::verdict::{LimitVerdict, Reason, Sight, Terms, Verdict};
 use quorate::server::{self, Decide, Listeners, Options, listen};
@@ -32,25 +31,10 @@ impl Decide for Always {
             Terms { policy: &self.policy, mode: Mode::Split, limit: Some(limit.into()), shadow: false };
         let sight =
             Sight { fits: true, level: Tokens::whole(41), rate: Rate::per_second(1000), cap: limit.burst() };
-        let descriptors = match request.subject {
-            Subject::Descriptors(descriptors) => descriptors.len(),
-            Subject::Attributes(_) => 1,
-        };
+        let descriptors = request.descriptors();
         let limits = (0..descriptors)
             .map(|i| LimitVerdict::seen(terms, i, request.cost, sight, None, Reason::OverLimit));
         Ok(Verdict::new(limits.collect(), descriptors, true))
-    }
-
-    async fn acquire(&self, request: &Request<'_>) -> Result<(Verdict, Option<Lease>), RequestFault> {
-        Ok((self.check(request, None).await?, None))
-    }
-
-    async fn renew(&self, _: &str) -> Result<Micros, LeaseFault> {
-        Err(LeaseFault::Unknown)
-    }
-
-    async fn release(&self, _: &str) -> Result<(), LeaseFault> {
-        Err(LeaseFault::Unknown)
     }
 }
 

@@ -6,9 +6,8 @@
 
 use crate::config;
 use crate::limiter::Decide;
-use crate::limiter::leases::{Lease, LeaseFault};
-use crate::quota::amount::{Micros, Rate, Tokens};
-use crate::quota::matching::{Matcher, Request, RequestFault, Subject};
+use crate::quota::amount::{Rate, Tokens};
+use crate::quota::matching::{Matcher, Request, RequestFault};
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::verdict::{LimitVerdict, Reason, Sight, Verdict};
 use crate::server::{grpc, http};
@@ -81,23 +80,8 @@ impl Decide for AnyLimits {
             Some(LimitVerdict::seen(terms, at, charge.cost, sight, None, Reason::OverLimit))
         };
         let limits = matched.charges.iter().filter_map(judge).collect();
-        let descriptors = match request.subject {
-            Subject::Descriptors(descriptors) => descriptors.len(),
-            Subject::Attributes(_) => 1,
-        };
+        let descriptors = request.descriptors();
         Ok(Verdict::new(limits, descriptors, true))
-    }
-
-    async fn acquire(&self, request: &Request<'_>) -> Result<(Verdict, Option<Lease>), RequestFault> {
-        Ok((self.check(request, None).await?, None))
-    }
-
-    async fn renew(&self, _: &str) -> Result<Micros, LeaseFault> {
-        Err(LeaseFault::Unknown)
-    }
-
-    async fn release(&self, _: &str) -> Result<(), LeaseFault> {
-        Err(LeaseFault::Unknown)
     }
 }
 

@@ -151,26 +151,34 @@ pub trait Decide: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Verdict, RequestFault>> + Send;
 
     /// Decides about one request, and takes the permits of the `concurrent` limits that it matches, under a lease; `None`: it was
-    /// denied. Where nothing is limited the lease is of nothing.
+    /// denied. Where nothing is limited the lease is of nothing. By default there are no permits to lend: it only decides.
     ///
     /// # Errors
     /// As [`Self::check`].
     fn acquire(
         &self,
         request: &Request<'_>,
-    ) -> impl Future<Output = Result<(Verdict, Option<Lease>), RequestFault>> + Send;
+    ) -> impl Future<Output = Result<(Verdict, Option<Lease>), RequestFault>> + Send {
+        async { Ok((self.check(request, None).await?, None)) }
+    }
 
     /// Renews a lease; returns how long it lasts now.
     ///
     /// # Errors
     /// See [`LeaseFault`].
-    fn renew(&self, lease: &str) -> impl Future<Output = Result<Micros, LeaseFault>> + Send;
+    fn renew(&self, lease: &str) -> impl Future<Output = Result<Micros, LeaseFault>> + Send {
+        let _ = lease;
+        std::future::ready(Err(LeaseFault::Unknown))
+    }
 
     /// Gives a lease's permits back.
     ///
     /// # Errors
     /// See [`LeaseFault`].
-    fn release(&self, lease: &str) -> impl Future<Output = Result<(), LeaseFault>> + Send;
+    fn release(&self, lease: &str) -> impl Future<Output = Result<(), LeaseFault>> + Send {
+        let _ = lease;
+        std::future::ready(Err(LeaseFault::Unknown))
+    }
 
     /// The same, for requests of this caller. By default it makes no difference who asks.
     #[must_use]
@@ -225,7 +233,7 @@ impl<S: Store> Decide for Limiter<S> {
         let matched = active.matcher.charges(request)?;
         let Some(mut held) = hold(&active, &matched, &self.core.time) else {
             // Nobody can say yet which window of a quota it is.
-            return Ok(Verdict::undecided(descriptors_of(request)));
+            return Ok(Verdict::undecided(request.descriptors()));
         };
         Ok(self.decide(&active, request, &matched, &mut held, deadline.map(|d| begun + d)).await)
     }
@@ -262,7 +270,7 @@ impl<S: Store> Limiter<S> {
         held: &mut [Held<'_>],
         deadline: Option<Instant>,
     ) -> Verdict {
-        let descriptors = descriptors_of(request);
+        let descriptors = request.descriptors();
         if !active.is_known() {
             return Verdict::undecided(descriptors);
         }
@@ -642,14 +650,6 @@ fn take_of<'h, 'a: 'h>(held: impl Iterator<Item = &'h Held<'a>> + Clone) -> Take
     Take {
         charges: held.clone().filter(|h| h.limit.is_some()).map(Held::take).collect(),
         counts: held.filter_map(Held::take_count).collect(),
-    }
-}
-
-/// How many descriptors a request has; attributes count as one.
-fn descriptors_of(request: &Request<'_>) -> usize {
-    match request.subject {
-        Subject::Descriptors(descriptors) => descriptors.len(),
-        Subject::Attributes(_) => 1,
     }
 }
 

@@ -65,7 +65,7 @@ impl<S: Store> Limiter<S> {
         let matched = active.matcher.charges(request)?;
         let id = LeaseId(rand::random());
         let Some(mut held) = hold(&active, &matched, &self.core.time) else {
-            return Ok((Verdict::undecided(super::descriptors_of(request)), None));
+            return Ok((Verdict::undecided(request.descriptors()), None));
         };
         for (held, ordinal) in held.iter_mut().zip(0..) {
             held.acquires(of_grant(id, ordinal));

@@ -43,6 +43,17 @@ pub struct Request<'a> {
     pub cost: Tokens,
 }
 
+impl Request<'_> {
+    /// How many descriptors it has; attributes count as one.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        match self.subject {
+            Subject::Descriptors(descriptors) => descriptors.len(),
+            Subject::Attributes(_) => 1,
+        }
+    }
+}
+
 /// What a request is about.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {

@@ -1,9 +1,8 @@
 //! A limiter for one process: exact token buckets in a map, a clock that tests move, and switches for trouble.
 
-use quorate::limiter::leases::{Lease, LeaseFault};
 use quorate::limiter::newcomers::Caller;
 use quorate::quota::amount::{Micros, Tokens};
-use quorate::quota::matching::{Charge, ChargeLimit, Matched, Matcher, Request, RequestFault, Subject};
+use quorate::quota::matching::{Charge, ChargeLimit, Matched, Matcher, Request, RequestFault};
 use quorate::quota::policy::{
     BucketId, KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, TokenBucket, Unit, ValueMatch,
 };
@@ -108,10 +107,7 @@ impl Limiter {
             LimitVerdict::seen(terms, descriptor, cost, sight, None, Reason::OverLimit)
         };
         let limits = charges.iter().map(answer).collect();
-        let descriptors = match request.subject {
-            Subject::Attributes(_) => 1,
-            Subject::Descriptors(descriptors) => descriptors.len(),
-        };
+        let descriptors = request.descriptors();
         Ok(Verdict::new(limits, descriptors, *unmatched))
     }
 }
@@ -154,19 +150,6 @@ impl Decide for Limiter {
             }
         }
         self.decide(request)
-    }
-
-    /// It knows no permits: see `leases.rs` for those.
-    async fn acquire(&self, request: &Request<'_>) -> Result<(Verdict, Option<Lease>), RequestFault> {
-        Ok((self.decide(request)?, None))
-    }
-
-    async fn renew(&self, _: &str) -> Result<Micros, LeaseFault> {
-        Err(LeaseFault::Unknown)
-    }
-
-    async fn release(&self, _: &str) -> Result<(), LeaseFault> {
-        Err(LeaseFault::Unknown)
     }
 
     fn on_behalf_of(&self, caller: Caller) -> Self {
