@@ -12,7 +12,7 @@ use crate::quota::calendar::Turn;
 use crate::quota::policy::Window;
 use arc_swap::ArcSwapOption;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// How far the region's own clock may be off what the cluster agrees on.
 const SLACK: Micros = Micros::millis(500);
@@ -29,7 +29,10 @@ const LONG_AGO: Micros = Micros(i64::MIN / 2);
 /// The time of day.
 #[derive(Debug, Default)]
 pub struct TimeOfDay {
+    /// The newest that was agreed on: the store was told of windows by it ...
     agreed: ArcSwapOption<Anchor>,
+    /// ... and it still counts.
+    is_known: AtomicBool,
     last: AtomicI64,
     /// How far it has ever been ahead of what was agreed later (a fast clock in a long partition).
     early: AtomicI64,
@@ -54,6 +57,13 @@ impl Anchor {
     fn at(&self, mono: Micros) -> Micros {
         self.wall + (mono - self.mono)
     }
+
+    /// Does `new` say much the same?
+    fn is_near(&self, new: &Self) -> bool {
+        let off = self.at(new.mono) - new.wall;
+        let run = (self.run - self.wall) - (new.run - new.wall);
+        off.0.saturating_abs() < STEP.0 && run.0.saturating_abs() < STEP.0
+    }
 }
 
 /// The window that a request is in.
@@ -70,42 +80,41 @@ pub struct Present {
 impl TimeOfDay {
     /// The cluster agrees on this; `None`: nobody knows what it agrees on.
     pub fn agree(&self, anchor: Option<Anchor>) {
-        let known = self.agreed.load();
-        let near = |old: &Anchor, new: &Anchor| {
-            let off = old.at(new.mono) - new.wall;
-            let run = (old.run - old.wall) - (new.run - new.wall);
-            off.0.saturating_abs() < STEP.0 && run.0.saturating_abs() < STEP.0
-        };
-        let same = match (known.as_deref(), &anchor) {
-            (Some(old), Some(new)) => near(old, new),
-            (None, None) => true,
-            _ => false,
-        };
-        if let Some(new) = &anchor {
-            let early = self.last.load(Ordering::Relaxed).saturating_sub(new.run.0);
-            self.early.fetch_max(early, Ordering::Relaxed);
+        if let Some(new) = anchor {
+            self.heard(new);
         }
-        if let (0, Some(new)) = (self.last.load(Ordering::Relaxed), &anchor) {
-            self.fell_at.store((new.wall + SLACK).0, Ordering::Relaxed);
-            self.fallen.store(BEFORE.0, Ordering::Relaxed);
-        }
-        if let (Some(old), Some(new)) = (known.as_deref(), &anchor) {
-            let fallen = old.run + (new.mono - old.mono) - new.run;
-            if fallen.0 > STEP.0 {
-                self.fell_at.store(self.last.load(Ordering::Relaxed), Ordering::Relaxed);
-                self.fallen.fetch_add(fallen.0, Ordering::Relaxed);
+        self.is_known.store(anchor.is_some(), Ordering::Release);
+    }
+
+    fn heard(&self, new: Anchor) {
+        let last = self.last.load(Ordering::Relaxed);
+        self.early.fetch_max(last.saturating_sub(new.run.0), Ordering::Relaxed);
+        match self.agreed.load().as_deref() {
+            None => {
+                self.fell_at.store((new.wall + SLACK).0, Ordering::Relaxed);
+                self.fallen.store(BEFORE.0, Ordering::Relaxed);
+            }
+            Some(old) if old.is_near(&new) => return,
+            Some(old) => {
+                let fallen = old.run + (new.mono - old.mono) - new.run;
+                if fallen > STEP {
+                    self.fell_at.store(last, Ordering::Relaxed);
+                    self.fallen.fetch_add(fallen.0, Ordering::Relaxed);
+                }
             }
         }
-        if !same {
-            self.agreed.store(anchor.map(Arc::new));
-        }
+        self.agreed.store(Some(Arc::new(new)));
+    }
+
+    fn anchor(&self) -> Option<Anchor> {
+        let known = self.is_known.load(Ordering::Acquire);
+        if known { self.agreed.load().as_deref().copied() } else { None }
     }
 
     /// What time is it, in microseconds since 1970-01-01T00:00:00Z? `None`: nobody knows yet.
     #[must_use]
     pub fn now(&self) -> Option<Micros> {
-        let agreed = self.agreed.load();
-        let by_now = agreed.as_deref()?.at(clock::now());
+        let by_now = self.anchor()?.at(clock::now());
         let now = clock::wall().max(by_now - SLACK).min(by_now + SLACK);
         Some(Micros(self.last.fetch_max(now.0, Ordering::Relaxed)).max(now))
     }
@@ -121,8 +130,7 @@ impl TimeOfDay {
     /// What a bucket of this window is that the store does not hold.
     #[must_use]
     pub fn unseen(&self, turn: Turn) -> Option<Unseen> {
-        let agreed = self.agreed.load();
-        let Anchor { run, mono, .. } = **agreed.as_ref()?;
+        let Anchor { run, mono, .. } = self.anchor()?;
         let by_mono = |time: Micros| time - run + mono;
         // The region may have entered it by so much sooner than is agreed now: it is rather taken for empty than for full.
         let early = Micros(self.early.load(Ordering::Relaxed)).max(SLACK) + SLACK;
@@ -194,6 +202,8 @@ mod tests {
         let wall = turn.end - Micros::seconds(5);
         day.agree(Some(Anchor { wall, run: wall, mono: mono - ten }));
         assert!(day.now().is_some_and(|now| now > turn.end));
+        day.agree(None);
+        assert_eq!(day.unseen(turn), None);
         // ... and after an election that cost ten, it has five to go.
         day.agree(Some(Anchor { wall, run: wall, mono }));
         assert_eq!(day.unseen(turn).unwrap().at, LONG_AGO, "the store may have forgotten it");
