@@ -10,7 +10,6 @@ import { reset } from "./change.js";
 const REFRESH_MS = 2_000;
 let redraw = () => {};
 let chosen = "";
-let values = {};
 /** `{ path, view, error, at }` of the bucket that is shown. */
 let shown = {};
 let timer;
@@ -50,7 +49,7 @@ function form(policy) {
         {
           name: "policy",
           onchange: (event) => {
-            [chosen, values] = [event.target.value, {}];
+            chosen = event.target.value;
             redraw();
           },
         },
@@ -62,7 +61,7 @@ function form(policy) {
         "label",
         { key: `${known.name} ${i} ${key}` },
         key,
-        h("input", { name: `key ${i}`, required: true, autocomplete: "off", spellcheck: "false", oninput: (event) => (values[i] = event.target.value) }),
+        h("input", { name: `key ${i}`, required: true, autocomplete: "off", spellcheck: "false" }),
       ),
     ),
     h("button", { type: "submit", class: "primary" }, "Look up"),
@@ -78,18 +77,16 @@ async function submit(event) {
   const answer = await api(`v1/buckets/${encodeURIComponent(name)}?${query}`).catch(() => undefined);
   if (answer?.ok) location.hash = bucketLink(name, answer.json.bucket);
   else shown = { ...shown, view: undefined, error: answer ? reason(answer) : "the daemon gives no answer" };
-  if (answer?.ok) remember(answer.json.bucket, pairs.map(([key, value]) => `${key}=${value}`).join(", "));
+  if (answer?.ok) lookedUp.set(answer.json.bucket, pairs);
   redraw();
 }
 
-const names = new Map();
-
-function remember(id, what) {
-  names.set(id, what);
-}
+/** Keys and values of the buckets that were looked up, by id. */
+const lookedUp = new Map();
 
 function whatOf(id) {
-  return names.get(id) || (model.state.hottest ?? []).find((bucket) => bucket.bucket === id)?.what || "";
+  const pairs = (lookedUp.get(id) ?? []).map(([key, value]) => `${key}=${value}`);
+  return pairs.join(", ") || (model.state.hottest ?? []).find((bucket) => bucket.bucket === id)?.what || "";
 }
 
 async function load(path) {
@@ -123,7 +120,7 @@ function result(policyName, id) {
       h("span", { class: "muted" }, policyName),
       policy && h("span", { class: `badge mode ${policy.mode}` }, policy.mode),
       h("code", { class: "muted small" }, view.bucket),
-      model.token !== undefined && !noReset && h("button", { class: "danger", onclick: () => doReset(policyName, what) }, "Reset…"),
+      model.token !== undefined && !noReset && h("button", { class: "danger", onclick: () => doReset(policyName, id) }, "Reset…"),
     ),
     view.books && books(view.books),
     table(view),
@@ -184,9 +181,11 @@ function table(view) {
   );
 }
 
-async function doReset(policy, what) {
+/** Of the bucket that is shown, whatever is in the form. */
+async function doReset(policy, id) {
   const known = model.state.policies.find((p) => p.name === policy);
-  const answer = await reset(policy, known?.keys ?? [], what, values);
+  const values = (lookedUp.get(id) ?? []).map(([, value]) => value);
+  const answer = await reset(policy, known?.keys ?? [], whatOf(id), values);
   if (answer === "unknown") noReset = true;
   redraw();
 }

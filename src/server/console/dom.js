@@ -97,9 +97,22 @@ function morph(old, node) {
   if (old.tagName !== "TEXTAREA") reconcile(old, node);
 }
 
+const OWN_MS = 5_000;
+let ownUntil = 0;
+let waiting;
+
 /** Says something to those who listen to the page, and to nobody else. */
 export function say(text) {
   document.getElementById("said").textContent = text;
+  ownUntil = Date.now() + OWN_MS;
+}
+
+/** The same about what has happened without this person's doing: it waits until what was said of that has been heard. */
+export function announce(text) {
+  clearTimeout(waiting);
+  const wait = ownUntil - Date.now();
+  if (wait > 0) waiting = setTimeout(announce, wait, text);
+  else document.getElementById("said").textContent = text;
 }
 
 /** A question in a dialog; resolves to what `body` gave to its `done`, or `undefined`. */

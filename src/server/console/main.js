@@ -1,6 +1,6 @@
 // The page: its head, what it shows, and what it says when the line is lost.
 
-import { draw, h, say } from "./dom.js";
+import { announce, draw, h } from "./dom.js";
 import { model, start, watch, watchEvents } from "./model.js";
 import * as f from "./format.js";
 import { badge } from "./parts.js";
@@ -162,7 +162,7 @@ view = route()[0];
 watch(page);
 watchEvents((event) => {
   // Not chatty: only what a person would want to be interrupted for.
-  if (event.level !== "info") say(event.text);
+  if (event.level !== "info") announce(event.text);
 });
 addEventListener("hashchange", moved);
 page();
