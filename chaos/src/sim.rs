@@ -350,19 +350,24 @@ impl World {
         self.heal();
         self.history().healed = Some(self.time.now());
         self.enter(Phase::Quiet);
-        if let Some(broken) = self.settle().await {
-            return Some(broken);
+        loop {
+            if let Some(broken) = self.settle().await {
+                return Some(broken);
+            }
+            self.enter(Phase::Demand);
+            if let Some(broken) = self.until(self.time.now() + MEASURE).await {
+                return Some(broken);
+            }
+            let before: Vec<Tokens> = self.spent();
+            let measured = self.time.now();
+            if let Some(broken) = self.until(measured + MEASURE).await {
+                return Some(broken);
+            }
+            // A change of policies that was on its way for long starts it all again (nobody makes new ones).
+            if self.missing().is_none() {
+                return self.idle(&before);
+            }
         }
-        self.enter(Phase::Demand);
-        if let Some(broken) = self.until(self.time.now() + MEASURE).await {
-            return Some(broken);
-        }
-        let before: Vec<Tokens> = self.spent();
-        let measured = self.time.now();
-        if let Some(broken) = self.until(measured + MEASURE).await {
-            return Some(broken);
-        }
-        self.idle(&before)
     }
 
     /// Waits until a healed cluster is whole again: in time, or that is a broken promise.
