@@ -66,6 +66,9 @@ pub struct Habits {
     pub unaware: i64,
 }
 
+/// The most messages that are under way; a healthy run has some hundreds.
+const UNDER_WAY_MAX: usize = 50_000;
+
 /// All regions' Rafts.
 pub struct Rafts {
     time: TrueTime,
@@ -197,7 +200,7 @@ impl Rafts {
         voters.map_or_else(|| (0..self.genesis.1).collect(), |voters| voters.to_vec())
     }
 
-    /// Two nodes committed different entries at one index: the simulation's own fault.
+    /// Two nodes committed different entries at one index, or they drown in messages: the simulation's own fault.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         lock(&self.committed).fault.clone()
@@ -264,6 +267,13 @@ impl Rafts {
         if !self.node(to).up {
             return;
         }
+        // Each message that is under way holds the simulation.
+        if Arc::strong_count(self) > UNDER_WAY_MAX {
+            lock(&self.committed)
+                .fault
+                .get_or_insert_with(|| format!("more than {UNDER_WAY_MAX} messages are under way"));
+            return;
+        }
         for delay in self.net.fate(from, to).into_iter().flatten() {
             let (rafts, message) = (Arc::clone(self), message.clone());
             // A connection ends with the daemon at its other end.
@@ -305,7 +315,7 @@ impl Rafts {
                 self.send(me, from, reply);
             }
             Message::Appended { term, upto, fits } => {
-                let more = self.node(me).appended(from, term, upto, fits);
+                let more = self.node(me).appended(from, (term, upto, fits), self.time.now());
                 self.advance(me);
                 if more {
                     self.replicate(me);

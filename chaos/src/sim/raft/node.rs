@@ -62,6 +62,8 @@ struct Peer {
     matched: u64,
     sent: u64,
     sent_at: Micros,
+    /// When it was last believed that something does not fit.
+    sent_back_at: Option<Micros>,
 }
 
 #[derive(Debug)]
@@ -353,7 +355,7 @@ impl Node {
     }
 
     /// A follower's answer. Returns whether there is more to send it.
-    pub fn appended(&mut self, from: usize, term: u64, upto: u64, fits: bool) -> bool {
+    pub fn appended(&mut self, from: usize, (term, upto, fits): (u64, u64, bool), now: Micros) -> bool {
         if term > self.term {
             let own = self.stand_at;
             self.step_down(term, own);
@@ -365,6 +367,12 @@ impl Node {
             peer.matched = peer.matched.max(upto);
             peer.sent = peer.sent.max(peer.matched);
         } else {
+            // Everything on the way behind what did not fit is sent back, too. Were each answered by sending anew, lines that
+            // double what they carry would fill up with nothing else.
+            if peer.sent_back_at.is_some_and(|at| now - at < HEARTBEAT) {
+                return false;
+            }
+            peer.sent_back_at = Some(now);
             peer.sent = upto.max(peer.matched);
         }
         peer.sent < last
