@@ -76,6 +76,8 @@ bugs! {
     WordForgotten = "word-forgotten",
     /// The cluster's time of day is that of the clock that is furthest ahead, not that of a majority.
     FirstClockCounts = "first-clock-counts",
+    /// Asks about a window that has ended are granted, from books that are new because the old ones were closed.
+    EndedWindowAccepted = "ended-window-accepted",
     /// A change of reserves or weights gives some more of a window's quota although others may have spent it.
     QuotaMovedMidWindow = "quota-moved-mid-window",
     /// Buckets that the store does not hold are full after a change of policies.

@@ -83,7 +83,8 @@ impl Options {
     /// The world in which this bug can be caught.
     #[must_use]
     pub fn to_catch(bug: Bug) -> Self {
-        let of_quotas = matches!(bug, Bug::FirstClockCounts | Bug::QuotaMovedMidWindow);
+        let of_quotas =
+            matches!(bug, Bug::FirstClockCounts | Bug::EndedWindowAccepted | Bug::QuotaMovedMidWindow);
         Self { bug: Some(bug), quotas: of_quotas, ..Self::default() }
     }
 

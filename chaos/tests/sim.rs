@@ -76,6 +76,8 @@ fn every_bug_is_caught_by_the_seed_that_the_readme_names() {
         .filter(|(bug, seed, quotas)| {
             let options = Options { bug: Some(*bug), quotas: *quotas, ..Options::default() };
             let outcome = run(*seed, options).expect("it runs");
+            let sound = run(*seed, Options { bug: None, ..options }).expect("it runs");
+            assert!(sound.violation.is_none(), "seed {seed} without {bug}: {:?}", sound.violation);
             !outcome.violation.is_some_and(|broken| broken.shows(*bug))
         })
         .collect();

@@ -506,7 +506,8 @@ impl Pool {
             if let Some(booked) = self.windows.booked(*id) {
                 let ended = booked.turn.end <= wall;
                 let over = ended || ledger.level.tokens >= terms.burst;
-                if ledger.records.is_empty() && over && !ledger.frozen {
+                let at_once = ended && planted(Bug::EndedWindowAccepted);
+                if at_once || ledger.records.is_empty() && over && !ledger.frozen {
                     idle.push(*id);
                 }
                 continue;

@@ -93,7 +93,7 @@ impl Windows {
 
     /// May anybody ask about this window, at this time of day?
     pub(super) fn is_open(turn: Turn, wall: Micros) -> bool {
-        turn.start <= wall + EARLY && turn.end > wall
+        turn.start <= wall + EARLY && (turn.end > wall || planted(Bug::EndedWindowAccepted))
     }
 
     /// New books, of a window of which nothing is spent.
