@@ -277,10 +277,10 @@ impl<S: Store> Limiter<S> {
         if !matched.unmatched.is_empty() {
             self.core.metrics.unmatched(request.domain);
         }
-        let limits = if held.iter().any(Held::is_limited) {
-            self.take_known(held, deadline).await
-        } else {
-            held.iter().map(|h| h.unlimited()).collect()
+        let limits = match held.iter().any(Held::is_limited) {
+            true if active.blind => self.without_store(held, StoreError::Unavailable).await,
+            true => self.take_known(held, deadline).await,
+            false => held.iter().map(|h| h.unlimited()).collect(),
         };
         for (held, verdict) in held.iter().zip(&limits) {
             held.policy.metrics.count(verdict, held.charge.cost);

@@ -21,7 +21,8 @@ mod timing;
 mod types;
 mod word;
 
-use crate::quota::amount::Micros;
+use crate::clock;
+use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::policy::{Policy, RegionName};
 use crate::quota::pool::{Applied, Op, Pool, Stamp};
 use crate::telemetry::metrics::RaftMetrics;
@@ -246,12 +247,27 @@ impl std::ops::Deref for PoolRead<'_> {
 }
 
 /// The newest stamp applied on this replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AppliedAt {
     /// The stamp.
     pub stamp: Stamp,
     /// When it was applied, on [`crate::clock::now`]'s clock.
     pub at: Micros,
+}
+
+impl AppliedAt {
+    /// A pool that came from a disk or a peer. How old it is nobody knows: its time counts from now on, as if it were new, since whoever
+    /// goes by Raft time may believe that less has passed than has, and never more.
+    fn from_here(pool: &Pool) -> Self {
+        Self { stamp: Stamp { term: pool.term(), tau: pool.tau() }, at: clock::now() }
+    }
+
+    /// Raft time at this moment, at the least. `pool` must have been held (for reading) since before this was asked for: it is of
+    /// one instant with it then.
+    #[must_use]
+    pub fn tau(&self, pool: &Pool, now: Micros) -> Micros {
+        pool.tau() + (now - self.at).or_zero().discount(DRIFT_PPM)
+    }
 }
 
 /// What this region does in the cluster.

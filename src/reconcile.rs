@@ -186,6 +186,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let forgets = planted(Bug::FullAfterLoss) || planted(Bug::NoEpoch);
             self.marked_full = self.session.is_some() && !forgets;
             self.session = Some(session);
+            // What was read of policies before the store's clock was is read again.
+            if self.core.active.load().blind {
+                self.read_policies();
+            }
             self.joined_at = Micros::ZERO - Micros::seconds(3_600);
             if planted(Bug::NoEpoch) && self.epoch.is_some() {
                 return;
@@ -419,9 +423,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let mut plans = Vec::new();
         let active = self.core.active.load_full();
         let store_now = self.store.now();
-        let age = (now - self.raft.applied_at().at).or_zero();
         let pool = self.raft.pool();
         let pool = pool.read();
+        let applied_at = self.raft.applied_at();
+        let (age, tau) = ((now - applied_at.at).or_zero(), applied_at.tau(&pool, now));
         for bucket in batch {
             let Some(loan) = self.book.get_mut(bucket) else { continue };
             let offered = loan.tally.take_offered();
@@ -451,7 +456,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 tau_age: age,
             });
             loan.tally.set_low_water(loan.borrower.low_water());
-            let free = pool.free(policy.id, *bucket, pool.tau() + age.discount(DRIFT_PPM));
+            let free = pool.free(policy.id, *bucket, tau);
             loan.tally.set_elsewhere(free);
             match plan {
                 Some(plan) => plans.push((*bucket, plan)),

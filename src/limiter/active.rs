@@ -27,6 +27,9 @@ pub struct Active {
     pub overrides: ActivePolicy,
     /// Has any of them windows?
     pub has_windows: bool,
+    /// They were read before the store's clock was: what its buckets are that it does not hold, nobody can say yet. Nothing may be
+    /// taken from it by them.
+    pub blind: bool,
     policies: HashMap<u32, ActivePolicy>,
 }
 
@@ -85,7 +88,8 @@ impl Active {
         let matcher = Matcher::new(policies.iter().map(|p| (p.id, &*p.policy)));
         let has_windows = policies.iter().any(|policy| policy.window.is_some());
         let policies = policies.into_iter().map(|p| (p.id, p)).collect();
-        Self { version, matcher, unmatched_allowed, overrides: overrides(metrics), has_windows, policies }
+        let overrides = overrides(metrics);
+        Self { version, matcher, unmatched_allowed, overrides, has_windows, blind: false, policies }
     }
 
     /// The same, but buckets are named after what stands for redacted values.

@@ -4,7 +4,7 @@ use super::overview::{bucket_in_hex, now_ms, on_store_failure};
 use super::{Inner, gauges};
 use crate::clock;
 use crate::config;
-use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
+use crate::quota::amount::{Micros, Tokens};
 use crate::quota::calendar::Turn;
 use crate::quota::counted::Kind;
 use crate::quota::guarantee::counted::Counted;
@@ -203,14 +203,14 @@ impl Inner {
         // It reads the pool, too: before this does.
         let mine = self.report_region();
         let status = self.raft.status();
-        let applied_at = self.raft.applied_at();
-        let age = (clock::now() - applied_at.at).or_zero();
         let not_ready = mine.not_ready.clone();
         let (events, history) = self.overview.past(EVENTS_SHOWN);
         let pool = self.raft.pool();
         let pool = pool.read();
+        let (applied_at, now) = (self.raft.applied_at(), clock::now());
+        let age = (now - applied_at.at).or_zero();
         let me = pool.region(&self.config.region);
-        let leases = BucketsSeen { pool: &pool, me, tau: pool.tau() + age.discount(DRIFT_PPM) };
+        let leases = BucketsSeen { pool: &pool, me, tau: applied_at.tau(&pool, now) };
         let (buckets, buckets_more) = self.buckets(&leases);
         let mut state = State {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -379,11 +379,11 @@ impl Inner {
     /// One bucket in every region: what the pool's books say of it, and what each region says that it holds.
     async fn show_bucket(&self, policy: &str, id: u32, bucket: BucketId) -> BucketView {
         let mut held = self.ask_holders(policy, bucket).await;
-        let age = (clock::now() - self.raft.applied_at().at).or_zero();
         let status = self.raft.status();
         let pool = self.raft.pool();
         let pool = pool.read();
-        let seen = BucketsSeen { pool: &pool, me: None, tau: pool.tau() + age.discount(DRIFT_PPM) };
+        let tau = self.raft.applied_at().tau(&pool, clock::now());
+        let seen = BucketsSeen { pool: &pool, me: None, tau };
         let present = pool.members().filter(|member| member.standing != Standing::Out);
         let turn = self.turn_of(&pool, id, bucket);
         let regions = present.map(|Member { id: region, name, .. }| {

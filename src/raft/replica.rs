@@ -25,11 +25,11 @@ impl Replica {
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         Self {
+            applied_at: Mutex::new(AppliedAt::from_here(&pool)),
             snapshot_due: Notify::new(),
             pool: SharedPool::new(pool),
             feeds: Feeds::default(),
             clock: watch::Sender::new(None),
-            applied_at: Mutex::default(),
         }
     }
 
@@ -45,7 +45,7 @@ impl Replica {
         self.feeds.subscribe()
     }
 
-    /// The newest stamp that was applied, and when.
+    /// The newest stamp that was applied, and when. While the pool is being read, it is that pool's.
     #[must_use]
     pub fn applied_at(&self) -> AppliedAt {
         *self.applied_at_mut()
@@ -53,17 +53,22 @@ impl Replica {
 
     /// Applies the next entry of the log, which was written under leadership `term`.
     pub fn apply(&self, term: u64, entry: &Entry) -> Arc<Applied> {
-        let applied = self.pool.write().apply(term, entry);
+        let mut pool = self.pool.write();
+        let applied = pool.apply(term, entry);
         if !applied.refused {
             *self.applied_at_mut() = AppliedAt { stamp: entry.stamp, at: clock::now() };
         }
+        drop(pool);
         self.feeds.applied(&applied);
         Arc::new(applied)
     }
 
     /// Goes on from a snapshot.
     pub fn restore(&self, pool: Pool) {
-        *self.pool.write() = pool;
+        let mut was = self.pool.write();
+        *was = pool;
+        *self.applied_at_mut() = AppliedAt::from_here(&was);
+        drop(was);
         self.feeds.everything();
     }
 
@@ -100,5 +105,45 @@ impl Replica {
 
     fn applied_at_mut(&self) -> MutexGuard<'_, AppliedAt> {
         self.applied_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::amount::Micros;
+
+    fn pool_at(tau: i64) -> Pool {
+        let replica = Replica::new(Pool::default());
+        let stamp = Stamp { term: 1, tau: Micros(tau) };
+        replica.apply(1, &Entry { stamp, ops: Vec::new() });
+        replica.pool().read().clone()
+    }
+
+    /// The machine may have run for months: that is not how long ago the last entry was.
+    #[test]
+    fn no_time_has_passed_for_a_pool_that_comes_from_a_disk_or_a_peer() {
+        let since = |replica: &Replica, began: Micros| {
+            let pool = replica.pool();
+            let pool = pool.read();
+            let (seen, now) = (replica.applied_at(), clock::now());
+            assert_eq!(seen.stamp, Stamp { term: 1, tau: pool.tau() });
+            assert!(seen.tau(&pool, now) - pool.tau() <= now - began);
+        };
+        let began = clock::now();
+        let replica = Replica::new(pool_at(70_000_000));
+        since(&replica, began);
+        replica.restore(pool_at(90_000_000));
+        since(&replica, began);
+    }
+
+    #[test]
+    fn raft_time_goes_on_between_entries_and_never_too_fast() {
+        let replica = Replica::new(pool_at(70_000_000));
+        let pool = replica.pool();
+        let pool = pool.read();
+        let seen = replica.applied_at();
+        assert_eq!(seen.tau(&pool, seen.at + Micros::seconds(100)), Micros(70_000_000 + 99_000_000));
+        assert_eq!(seen.tau(&pool, seen.at - Micros::seconds(1)), pool.tau(), "it never goes back");
     }
 }

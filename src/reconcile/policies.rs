@@ -4,7 +4,7 @@ use super::{REPEAT, Reconcile};
 use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::limiter::active::{Active, ActivePolicy};
-use crate::quota::amount::{DRIFT_PPM, Micros};
+use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Unseen;
 use crate::quota::counted::Kind;
 use crate::quota::policy::Part;
@@ -15,6 +15,9 @@ use crate::store::RegionStore;
 /// A decision under older policies may still be on its way to the store for this long: acknowledging waits for it. Longer
 /// than any store's timeout and the slack that its commands are given.
 const ACK_AFTER: Micros = Micros::seconds(1);
+
+/// What buckets are that a store does not hold whose clock has not been read.
+const NOTHING: Unseen = Unseen { level: Tokens::ZERO, at: Micros(i64::MAX / 4) };
 
 impl<L: Log, S: RegionStore> Reconcile<L, S> {
     /// The policies in the pool may be others than those in use.
@@ -50,17 +53,17 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let held = |id| pool.held_back(id, me);
         let same =
             |(id, part): (u32, Part)| before.policy(id).is_some_and(|p| p.part == part && p.held == held(id));
-        if before.version == version && parts().all(same) {
+        let blind = self.session.is_none() && !planted(Bug::StoreClockUnread);
+        if before.version == version && before.blind == blind && parts().all(same) {
             return false;
         }
         let (now, generation) = (self.store.now(), self.store.generation());
-        let age = (clock::now() - self.raft.applied_at().at).or_zero();
-        let tau = pool.tau() + age.discount(DRIFT_PPM);
+        let tau = self.raft.applied_at().tau(&pool, clock::now());
         let policies = pool
             .policies()
             .map(|view| {
                 let part = pool.usable(view.id, me).unwrap_or_default();
-                let known = before.policy(view.id).map(|p| (p.shape, p.unseen));
+                let known = before.policy(view.id).filter(|_| !before.blind).map(|p| (p.shape, p.unseen));
                 let in_pool = pool.unseen(view.id, me).map(|unseen| unseen.on_clock(tau, now));
                 let mut unseen = match Kind::of(&view.policy.limit) {
                     // What counts is in the store, or was lost and is taken for used; only what others may have used is not.
@@ -69,6 +72,8 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 };
                 if planted(Bug::FullAfterPolicyChange) || view.policy.window().is_some() {
                     unseen = None;
+                } else if blind {
+                    unseen = Some(NOTHING);
                 }
                 let policy = view.policy.clone();
                 let mut next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
@@ -81,7 +86,8 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
         drop(pool);
         let next = Active::new(version, policies, self.unmatched_allowed, &self.core.metrics);
-        let next = next.redacting(&self.core.redaction);
+        let mut next = next.redacting(&self.core.redaction);
+        next.blind = blind;
         self.core.active.store(next.into());
         self.core.metrics.policies_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         if before.version != version {

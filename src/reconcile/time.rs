@@ -3,7 +3,7 @@
 use super::{REPEAT, Reconcile};
 use crate::clock;
 use crate::limiter::time_of_day::Anchor;
-use crate::quota::amount::{DRIFT_PPM, Micros};
+use crate::quota::amount::Micros;
 use crate::quota::pool::{Op, TimeOfDay};
 use crate::raft::Log;
 use crate::store::RegionStore;
@@ -40,11 +40,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         if !self.core.active.load().has_windows {
             return None;
         }
-        let age = (now - self.raft.applied_at().at).or_zero();
         let (mine, day, run, tau) = {
             let pool = self.raft.pool();
             let pool = pool.read();
-            let tau = pool.tau() + age.discount(DRIFT_PPM);
+            let tau = self.raft.applied_at().tau(&pool, now);
             (pool.reading(me), pool.wall(tau), pool.wall_run(tau), tau)
         };
         self.said.heard |= mine.is_some_and(|mine| self.said.readings.contains(&mine.wall));

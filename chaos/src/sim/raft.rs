@@ -120,7 +120,7 @@ impl Rafts {
     /// The daemon of a region starts (again): from what is on its disk.
     pub fn start(self: &Arc<Self>, region: usize) {
         let stand_at = self.patience();
-        self.node(region).start(stand_at);
+        self.machines[region].with_clocks(|| self.node(region).start(stand_at));
         let rafts = Arc::clone(self);
         tokio::spawn(self.machines[region].run(async move {
             loop {

@@ -463,7 +463,8 @@ impl RegionStore for SimStore {
     }
 
     fn generation(&self) -> Generation {
-        self.shelf.state().data.generation.unwrap_or_default()
+        let known = self.attached().and_then(|_| self.shelf.state().data.generation);
+        known.unwrap_or_default()
     }
 
     async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
@@ -476,6 +477,7 @@ impl RegionStore for SimStore {
     }
 
     fn now(&self) -> Micros {
-        self.shelf.state().clock.at(self.shelf.time.now())
+        // A daemon that was never attached has not read the store's clock.
+        if self.attached().is_none() { Micros::ZERO } else { self.shelf.now() }
     }
 }

@@ -319,8 +319,8 @@ impl Node {
         let (mut at, term) = append.before;
         let known = at <= self.commit || self.term_at(at) == Some(term);
         if !known {
-            let upto = self.last().0.min(at.saturating_sub(1));
-            return (Message::Appended { term: self.term, upto, fits: false }, None);
+            // What is committed fits for certain.
+            return (Message::Appended { term: self.term, upto: self.commit, fits: false }, None);
         }
         for item in append.items {
             at += 1;
