@@ -290,7 +290,7 @@ impl<S: Store> Limiter<S> {
     }
 
     async fn take(&self, held: &mut [Held<'_>], deadline: Option<Instant>) -> Vec<LimitVerdict> {
-        if let Err(error) = self.core.fallback.settle(&self.store, held.iter().map(Held::bucket)).await {
+        if let Err(error) = self.core.fallback.settle(&self.store, || take_of(held.iter())).await {
             return self.without_store(held, error).await;
         }
         let mut taken = match self.take_traced(held).await {

@@ -96,21 +96,20 @@ impl Fallback {
         self.owing.store(debts.len(), Ordering::Relaxed);
     }
 
-    /// Pays what these buckets owe, out of the store's buckets, as far as they go.
-    pub async fn settle<S: Store>(
-        &self,
-        store: &S,
-        buckets: impl Iterator<Item = BucketId>,
-    ) -> Result<(), StoreError> {
+    /// Pays what the buckets of this charge owe, out of the store's buckets, as far as they go.
+    pub async fn settle<S: Store>(&self, store: &S, take: impl FnOnce() -> Take) -> Result<(), StoreError> {
         if self.owing.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
-        for bucket in buckets {
+        let take = take();
+        let charges = take.charges.iter().map(|charge| (charge.bucket, Some(charge)));
+        let counts = take.counts.iter().map(|count| (count.bucket, None));
+        for (bucket, charge) in charges.chain(counts) {
             let debt = self.debts().get(&bucket).cloned();
-            let paid = match debt {
-                None => continue,
-                Some(Debt::Bucket(debt)) => pay(store, debt).await?,
-                Some(Debt::Counts(debts)) => pay_counts(store, debts).await?,
+            let paid = match (debt, charge) {
+                (Some(Debt::Bucket(debt)), Some(now)) => pay(store, *now, debt.cost).await?,
+                (Some(Debt::Counts(debts)), None) => pay_counts(store, debts).await?,
+                _ => continue,
             };
             // If somebody else was quicker, the rest is paid next time.
             if paid {
@@ -166,12 +165,11 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-async fn pay<S: Store>(store: &S, mut debt: TakeCharge) -> Result<bool, StoreError> {
-    debt.unseen = None;
-    debt.enforce = true;
-    let take = |cost| Take { charges: vec![TakeCharge { cost, ..debt }], ..Take::default() };
+/// The bucket is what it would be for a charge of this moment: its policy may have changed since.
+async fn pay<S: Store>(store: &S, now: TakeCharge, owed: Tokens) -> Result<bool, StoreError> {
+    let take = |cost| Take { charges: vec![TakeCharge { cost, enforce: true, ..now }], ..Take::default() };
     let level = store.take(take(Tokens::ZERO)).await?.charges.first().map(|c| c.level);
-    Ok(store.take(take(debt.cost.min(level.unwrap_or_default()))).await?.allowed)
+    Ok(store.take(take(owed.min(level.unwrap_or_default()))).await?.allowed)
 }
 
 async fn pay_counts<S: Store>(store: &S, mut debts: Vec<CountCharge>) -> Result<bool, StoreError> {

@@ -148,8 +148,7 @@ impl<S: Store> Limiter<S> {
         if all.is_empty() {
             return Ok(Vec::new());
         }
-        let buckets = claims.iter().map(|claim| claim.charge.bucket);
-        let taken = match self.core.fallback.settle(&self.store, buckets).await {
+        let taken = match self.core.fallback.settle(&self.store, || take(&all)).await {
             Ok(()) => self.store.take(take(&all)).await,
             Err(error) => Err(error),
         };

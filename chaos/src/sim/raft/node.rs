@@ -343,7 +343,10 @@ impl Node {
         }
         self.step_down(term, stand_at);
         self.leader = Some(from);
-        if base.index > self.commit {
+        if base.index > self.commit && self.term_at(base.index) == Some(base.term) {
+            // It has all that, and what comes after may be committed because this node has it (section 7).
+            (self.commit, self.durable) = (base.index, self.durable.max(base.index));
+        } else if base.index > self.commit {
             self.log.clear();
             self.replies.clear();
             self.base = Arc::clone(base);
