@@ -120,15 +120,33 @@ pub enum StoreConfig {
 pub struct RedisConfig {
     /// Which one, with its credentials.
     pub url: RedisUrl,
+    /// With TLS: instead of the system's authorities, and a certificate to show.
+    pub tls: Option<RedisTls>,
     /// A decision never waits longer than this for it.
     pub timeout: Duration,
 }
 
-/// The URL of one Redis server: `redis://`, `rediss://` (TLS) or `redis+unix://`. Shown without its credentials.
+/// Files for TLS to Redis (PEM).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisTls {
+    /// The authorities that its certificate must come from.
+    pub ca: PathBuf,
+    /// The certificate chain to show, and its private key.
+    pub own: Option<(PathBuf, PathBuf)>,
+}
+
+/// The URL of one Redis server (`redis://`, `rediss://` with TLS, `redis+unix://`), or of Sentinels that know its primary
+/// (`redis-sentinel://`, `rediss-sentinel://`). Shown without its credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisUrl(Secret);
 
 impl RedisUrl {
+    /// Does it ask for TLS?
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.expose().starts_with("rediss")
+    }
+
     /// The whole URL, with its credentials.
     #[must_use]
     pub fn expose(&self) -> &str {

@@ -49,7 +49,7 @@
 //! | --- | --- | --- |
 //! | [`quota`] | the pure core: no I/O, async, clock, randomness, floats or logging | std, serde (and blake3, for names of buckets) |
 //! | [`config`] | files → valid types, or every fault with its place and mend | `quota` |
-//! | [`store`] | a region's buckets: Redis, or memory | `quota` |
+//! | [`store`] | a region's buckets: Redis, or memory | `quota`, `tls` |
 //! | [`raft`] | openraft round the pool: log, snapshots, the wire between regions | `quota`, `tls` |
 //! | [`limiter`] | the fast loop | `store`, `quota`, `telemetry`, `clock` (the time of day); implements `server::Decide` |
 //! | [`reconcile`] | the slow loop | `store`, `raft`, `quota`, the limiter's tallies |

@@ -10,7 +10,7 @@ mod regions;
 mod resets;
 mod waiting;
 
-use crate::config::{Config, Secret, StoreConfig, Unmatched};
+use crate::config::{Config, RedisTls, Secret, StoreConfig, Unmatched};
 use crate::limiter::active::Active;
 use crate::limiter::meter::Meter;
 use crate::limiter::newcomers::NewBuckets;
@@ -27,6 +27,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::redis::{RedisConfig, RedisConfigError, RedisStore};
 use crate::store::{AnyStore, RegionStore as _, Store as _};
 use crate::telemetry::{Metrics, wall_clock};
+use crate::tls::ClientFiles;
 use live::{Live, LiveError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -326,6 +327,7 @@ fn store(config: &Config) -> Result<AnyStore, NodeError> {
         StoreConfig::Redis(redis) => {
             let config = RedisConfig {
                 url: redis.url.expose().to_owned(),
+                tls: redis.tls.clone().map(|RedisTls { ca, own }| ClientFiles { ca, own }),
                 timeout: redis.timeout,
                 cluster: config.cluster.name.to_string(),
                 region: config.region.to_string(),

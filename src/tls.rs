@@ -1,6 +1,6 @@
 //! TLS from PEM files, and files that may change while the daemon runs.
 //!
-//! The listeners for callers and for regions and the calls between regions all get theirs here: rustls with *ring*, TLS 1.2 and 1.3,
+//! The listeners for callers and for regions, the calls between regions and connections to Redis all get theirs here: rustls with *ring*, TLS 1.2 and 1.3,
 //! no session that outlives the process.
 
 use rustls::pki_types::pem::PemObject;
@@ -21,6 +21,15 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// The authorities that the other side's certificate must come from; `None`: it need not show one.
     pub ca: Option<PathBuf>,
+}
+
+/// PEM files for connections to servers of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// The authorities that the server's certificate must come from.
+    pub ca: PathBuf,
+    /// The certificate chain to show, and its private key.
+    pub own: Option<(PathBuf, PathBuf)>,
 }
 
 /// A file is of no use.
@@ -83,6 +92,24 @@ pub fn client(files: Option<&TlsFiles>) -> Result<ClientConfig, TlsError> {
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
+}
+
+/// For connections that speak no protocol of ours.
+///
+/// # Errors
+/// A file cannot be used.
+pub fn client_of(files: &ClientFiles) -> Result<Arc<ClientConfig>, TlsError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| unusable(&files.ca, &e))?
+        .with_root_certificates(authorities(&files.ca)?);
+    let config = match &files.own {
+        None => builder.with_no_client_auth(),
+        Some((cert, private)) => builder
+            .with_client_auth_cert(certificates(cert)?, key(private)?)
+            .map_err(|e| unusable(cert, &e))?,
+    };
+    Ok(Arc::new(config))
 }
 
 /// Files that are looked at now and then.

@@ -182,7 +182,7 @@ impl Dev {
                     let url = RedisUrl::from_str(&server.url())
                         .map_err(|wrong| anyhow::anyhow!("redis-server: {wrong:?}"))?;
                     servers.push(server);
-                    StoreConfig::Redis(RedisConfig { url, timeout: REDIS_TIMEOUT })
+                    StoreConfig::Redis(RedisConfig { url, tls: None, timeout: REDIS_TIMEOUT })
                 }
             };
             configs.push(config(args, me, peers, store, dir.join("raft")));

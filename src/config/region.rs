@@ -7,7 +7,7 @@ use super::url::is_loopback_host;
 use super::yaml::{self, Node, Value};
 use super::{
     AttributeSource, Cluster, Config, ForwardAuth, Listen, LogFormat, Peer, PeerTls, PeerUrl, REGIONS_MAX,
-    RedisConfig, RedisUrl, Secret, StoreConfig, Telemetry, Unmatched,
+    RedisConfig, RedisTls, RedisUrl, Secret, StoreConfig, Telemetry, Unmatched,
 };
 use crate::quota::matching::{ATTRIBUTES_MAX, DOMAIN_BYTES_MAX};
 use crate::quota::policy::RegionName;
@@ -43,7 +43,8 @@ pub const KEYS: &[&str] = &[
 ];
 const LISTEN: &[&str] = &["http", "grpc", "peer", "admin"];
 const STORE: &[&str] = &["redis", "embedded"];
-const REDIS: &[&str] = &["url", "url_file", "timeout"];
+const REDIS: &[&str] = &["url", "url_file", "tls", "timeout"];
+const REDIS_TLS: &[&str] = &["ca", "cert", "key"];
 const CLUSTER: &[&str] = &["name", "regions", "rtt_max"];
 const PEER_TLS: &[&str] = &["cert", "key", "ca"];
 const FORWARD_AUTH: &[&str] = &["domain", "trusted_proxies", "attributes"];
@@ -212,14 +213,39 @@ impl Reader<'_> {
             }
             (None, redis) => {
                 let redis = Fields::of(redis.unwrap_or(&empty), "store.redis", REDIS, self.faults)?;
-                let (min, max) = (Duration::from_millis(1), Duration::from_secs(5));
-                let default = || RedisUrl::from_str(REDIS_URL).ok();
-                let timeout = redis
-                    .read_or("timeout", REDIS_TIMEOUT, self.faults, |text| decode::duration(text, min, max));
-                let url = self.secret(&redis, "url", RedisUrl::from_str)?.or_else(default)?;
-                Some(StoreConfig::Redis(RedisConfig { url, timeout: timeout? }))
+                self.redis(&redis).map(StoreConfig::Redis)
             }
         }
+    }
+
+    fn redis(&mut self, redis: &Fields<'_>) -> Option<RedisConfig> {
+        let (min, max) = (Duration::from_millis(1), Duration::from_secs(5));
+        let timeout =
+            redis.read_or("timeout", REDIS_TIMEOUT, self.faults, |text| decode::duration(text, min, max));
+        let default = || RedisUrl::from_str(REDIS_URL).ok();
+        let url = self.secret(redis, "url", RedisUrl::from_str)?.or_else(default)?;
+        let tls = redis.get("tls").map(|node| self.redis_tls(node));
+        if let Some(node) = redis.get("tls").filter(|_| !url.is_encrypted()) {
+            let mend = "write `rediss://` or `rediss-sentinel://`, or remove it";
+            self.faults.push(
+                &node.mark,
+                "`store.redis.tls` is there, and `store.redis.url` asks for no TLS",
+                mend,
+            );
+            return None;
+        }
+        Some(RedisConfig { url, tls: transpose(tls)?, timeout: timeout? })
+    }
+
+    fn redis_tls(&mut self, node: &Node) -> Option<RedisTls> {
+        let fields = Fields::of(node, "store.redis.tls", REDIS_TLS, self.faults)?;
+        let ca = self.pem(&fields, "ca", "the file of the authority that signs Redis' certificate");
+        if fields.get("cert").is_none() && fields.get("key").is_none() {
+            return Some(RedisTls { ca: ca?, own: None });
+        }
+        let cert = self.pem(&fields, "cert", "the file of the certificate chain to show to Redis");
+        let key = self.pem(&fields, "key", "the file of its private key");
+        Some(RedisTls { ca: ca?, own: Some((cert?, key?)) })
     }
 
     fn cluster(&mut self, top: &Fields<'_>, tls: bool) -> Option<Cluster> {

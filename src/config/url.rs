@@ -10,13 +10,18 @@ use url::{Host, Url};
 
 const REDIS_FORM: &str = "write `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, the same with `rediss://` for TLS, or \
                           `redis+unix:///PATH`";
+const SENTINEL_FORM: &str = "write `redis-sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/[DB]?sentinelServiceName=NAME` \
+                             (`&sentinelUsername=`, `&sentinelPassword=`), or the same with `rediss-sentinel://` for TLS";
 
 impl FromStr for RedisUrl {
     type Err = Wrong;
 
     /// # Errors
-    /// It is not the URL of one Redis server.
+    /// It is not the URL of a Redis server, or of its Sentinels.
     fn from_str(text: &str) -> Result<Self, Wrong> {
+        if let Some((scheme @ ("redis-sentinel" | "rediss-sentinel"), rest)) = text.split_once("://") {
+            return sentinels(scheme, rest).map(|()| Self(Secret::new(text)));
+        }
         let url =
             Url::parse(text).map_err(|error| Wrong::new(format!("is not a URL: {error}"), REDIS_FORM))?;
         let wrong = |what: &str| Err(Wrong::new(what, REDIS_FORM));
@@ -32,9 +37,9 @@ impl FromStr for RedisUrl {
             }
             "redis+unix" if url.path().trim_matches('/').is_empty() => return wrong("names no socket"),
             "redis+unix" => {}
-            "redis-sentinel" | "redis-cluster" | "rediss-sentinel" | "rediss-cluster" => {
+            "redis-cluster" | "rediss-cluster" => {
                 let what = format!("has the scheme `{}`, which this version does not support", url.scheme());
-                let mend = "name one server with `redis://`, `rediss://` or `redis+unix://`";
+                let mend = "name one server with `redis://`, or Sentinels with `redis-sentinel://`";
                 return Err(Wrong::new(what, mend));
             }
             other => return wrong(&format!("has the unknown scheme {}", shown(other))),
@@ -44,6 +49,33 @@ impl FromStr for RedisUrl {
         }
         Ok(Self(Secret::new(text)))
     }
+}
+
+/// What follows `redis-sentinel://`: several hosts, which no URL has.
+fn sentinels(scheme: &str, rest: &str) -> Result<(), Wrong> {
+    let wrong = |what: &str| Err(Wrong::new(what, SENTINEL_FORM));
+    let (hosts, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (login, hosts) = hosts.rsplit_once('@').map_or((None, hosts), |(login, hosts)| (Some(login), hosts));
+    for host in hosts.split(',') {
+        let login = login.map(|login| format!("{login}@")).unwrap_or_default();
+        let url = Url::parse(&format!("{scheme}://{login}{host}{path}"))
+            .map_err(|error| Wrong::new(format!("is not a URL: {error}"), SENTINEL_FORM))?;
+        if url.host_str().is_none_or(str::is_empty) {
+            return wrong("names no host");
+        }
+        let db = url.path().trim_start_matches('/');
+        if !db.is_empty() && db.parse::<u8>().is_err() {
+            return wrong("has a path that is not the number of a database");
+        }
+        let known = ["sentinelServiceName", "sentinelUsername", "sentinelPassword"];
+        if url.fragment().is_some() || url.query_pairs().any(|(key, _)| !known.contains(&&*key)) {
+            return wrong("has an unknown query or a fragment");
+        }
+        if !url.query_pairs().any(|(key, name)| key == "sentinelServiceName" && !name.is_empty()) {
+            return wrong("names no service");
+        }
+    }
+    Ok(())
 }
 
 impl FromStr for PeerUrl {
@@ -112,11 +144,17 @@ mod tests {
             "redis://:secret@redis/3",
             "rediss://user:secret@redis.example:6380",
             "redis+unix:///run/redis.sock",
+            "redis-sentinel://a,b:26379,[::1]:7?sentinelServiceName=main",
+            "rediss-sentinel://u:secret@a:1,b:2/3?sentinelServiceName=main&sentinelPassword=secret",
         ] {
             assert!(RedisUrl::from_str(fine).is_ok(), "{fine}");
         }
         for wrong in [
             "redis-sentinel://secret@a:26379",
+            "redis-sentinel://u:secret@a,?sentinelServiceName=main",
+            "redis-sentinel://u:secret@a:x?sentinelServiceName=main",
+            "redis-sentinel://u:secret@a/x?sentinelServiceName=main",
+            "redis-sentinel://u:secret@a?sentinelServiceName=main&secret=1",
             "redis-cluster://secret@a:6379",
             "http://secret@a",
             "redis://u:secret@a/x",

@@ -17,6 +17,7 @@ mod fault;
 mod pump;
 mod sample;
 mod scripts;
+mod server;
 mod shared;
 #[cfg(test)]
 mod twin_test;
@@ -30,9 +31,10 @@ use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Generation;
 use crate::quota::policy::BucketId;
 use crate::telemetry::metrics::{StoreCall, StoreMetrics};
+use crate::tls::ClientFiles;
 use fault::Fault;
-use fred::types::config::Config;
 use scripts::{Call, SCRIPTS, run};
+use server::Server;
 use shared::{Link, Live, Shared};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,8 +50,10 @@ const BUCKETS_A_CALL: usize = 256;
 /// Where a region's Redis is.
 #[derive(Clone)]
 pub struct RedisConfig {
-    /// `redis://`, `rediss://` or `redis+unix://`, with user and password; a secret.
+    /// `redis://`, `rediss://`, `redis-sentinel://`, `rediss-sentinel://` or `redis+unix://`, with user and password; a secret.
     pub url: String,
+    /// With TLS: instead of the system's authorities, and a certificate to show.
+    pub tls: Option<ClientFiles>,
     /// A decision never waits longer than this.
     pub timeout: Duration,
     /// The cluster's name; part of every key.
@@ -62,6 +66,7 @@ impl std::fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RedisConfig")
             .field("url", &"(secret)")
+            .field("tls", &self.tls)
             .field("timeout", &self.timeout)
             .field("cluster", &self.cluster)
             .field("region", &self.region)
@@ -72,12 +77,12 @@ impl std::fmt::Debug for RedisConfig {
 /// Why a [`RedisConfig`] is of no use. None of them shows the URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisConfigError {
-    /// Not a URL that leads to one server.
+    /// Not a URL that leads to a Redis.
     #[error("store.redis.url: {0}")]
     Url(String),
-    /// Sentinel and Cluster are not supported yet.
+    /// Cluster is not supported yet.
     #[error(
-        "store.redis.url: {0} is not supported yet; give the address of one primary as redis:// or rediss://"
+        "store.redis.url: {0} is not supported yet; give one primary as redis://, or Sentinels as redis-sentinel://"
     )]
     Topology(&'static str),
     /// A name that would make keys ambiguous.
@@ -111,7 +116,9 @@ impl RedisStore {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
-        let server = server(&config.url)?;
+        // Only the first provider that a process installs counts; this is the one that main installs as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = Server::read(config)?;
         for (what, name) in [("cluster.name", &config.cluster), ("region", &config.region)] {
             let legal = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
             if name.is_empty() || name.len() > 64 || !name.bytes().all(legal) {
@@ -328,24 +335,4 @@ impl Store for RedisStore {
         }
         Ok(all)
     }
-}
-
-/// Reads a URL without ever showing it.
-fn server(url: &str) -> Result<Config, RedisConfigError> {
-    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
-    match scheme {
-        Some("redis" | "rediss" | "redis+unix") => {}
-        Some(s) if s.ends_with("-sentinel") => return Err(RedisConfigError::Topology("Sentinel")),
-        Some(s) if s.ends_with("-cluster") => return Err(RedisConfigError::Topology("Redis Cluster")),
-        _ => {
-            return Err(RedisConfigError::Url(
-                "must begin with redis://, rediss:// or redis+unix://".to_owned(),
-            ));
-        }
-    }
-    // Only the first provider that a process installs counts; this is the one that main installs as well.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let read =
-        if scheme == Some("redis+unix") { Config::from_url_unix } else { Config::from_url_centralized };
-    read(url).map_err(|e| RedisConfigError::Url(e.details().to_owned()))
 }

@@ -191,6 +191,10 @@ pub struct Metrics {
 #[derive(Clone, Debug)]
 pub struct StoreMetrics {
     calls: [Histogram; 5],
+    /// Worker threads that do without the store now.
+    pub breakers: Gauge,
+    /// Times that one began to.
+    pub breaker_opened: Counter,
     /// Requests in one call that takes tokens.
     pub batch: Histogram,
     /// Keys of this region, estimated.
@@ -485,6 +489,8 @@ impl StoreMetrics {
         let operations = ["take", "known", "prepare", "install", "beat"];
         Self {
             calls: operations.map(|operation| calls.get_or_create_owned(&OperationLabel { operation })),
+            breakers: add(r, STORE_BREAKERS, Gauge::default()),
+            breaker_opened: add(r, STORE_BREAKER_OPENED, Counter::default()),
             batch: add(r, STORE_BATCH, Histogram::sizes()),
             keys: add(r, STORE_KEYS, Reading::gauge()),
             memory: add_bytes(r, STORE_MEMORY, Reading::gauge()),
@@ -493,6 +499,17 @@ impl StoreMetrics {
             redis_memory_max: add_bytes(r, REDIS_MEMORY_MAX, Reading::gauge()),
             redis_evicted: add(r, REDIS_EVICTED, Reading::counter()),
         }
+    }
+
+    /// A worker thread does without the store from now on ...
+    pub fn breaker_opened(&self) {
+        self.breakers.inc();
+        self.breaker_opened.inc();
+    }
+
+    /// ... and with it again.
+    pub fn breaker_closed(&self) {
+        self.breakers.dec();
     }
 
     /// A call took so long.

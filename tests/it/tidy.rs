@@ -14,7 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("clock", &["quota"]),
     ("config", &["quota"]),
     ("telemetry", &["quota", "config"]),
-    ("store", &["quota", "clock", "telemetry", "bugs"]),
+    ("store", &["quota", "clock", "telemetry", "tls", "bugs"]),
     ("raft", &["quota", "clock", "telemetry", "tls", "bugs"]),
     ("limiter", &["store", "quota", "telemetry", "clock"]),
     ("reconcile", &["store", "raft", "quota", "clock", "limiter", "telemetry", "bugs"]),

@@ -3,5 +3,7 @@
 
 mod counted;
 mod redis;
+mod secured;
+mod sentinel;
 mod suite;
 mod support;

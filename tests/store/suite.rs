@@ -22,7 +22,7 @@ async fn redis() {
     suite(&AnyStore::Redis(store)).await;
 }
 
-async fn suite(store: &AnyStore) {
+pub async fn suite(store: &AnyStore) {
     let session = store.session().borrow().session().unwrap();
     assert!(!session.kept && session.nonce > 0 && session.nonce < 1 << 52);
     counted::nothing_is_known(store).await;

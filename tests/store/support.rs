@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 /// No test waits longer than this for anything.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-pub const TIMEOUT: Duration = Duration::from_millis(100);
+pub const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A redis-server on a free port, with its own folder; stopped when dropped.
 pub struct Redis {
@@ -39,8 +39,7 @@ impl Redis {
 
     /// Reserves a port and starts nothing.
     pub fn absent() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let port = free_port();
         Self { child: None, dir: tempfile::tempdir().unwrap(), port, args: Vec::new(), steps: false }
     }
 
@@ -54,10 +53,21 @@ impl Redis {
 
     /// Starts it (again), and waits until it answers.
     pub async fn run(&mut self) {
+        self.spawn(&[]);
+        let end = Instant::now() + PATIENCE;
+        while !self.answers().await {
+            assert!(Instant::now() < end, "redis-server does not answer");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Starts it with these arguments besides, and does not wait.
+    pub fn spawn(&mut self, more: &[&str]) {
         let mut command = Command::new("redis-server");
         command
             .args(["--port", &self.port.to_string(), "--save", "", "--bind", "127.0.0.1"])
             .args(&self.args)
+            .args(more)
             .current_dir(self.dir.path())
             .stdout(Stdio::null());
         if self.steps {
@@ -65,11 +75,6 @@ impl Redis {
             command.env("LD_PRELOAD", self.step_clock()).env("STEP_CLOCK", self.dir.path().join("clock"));
         }
         self.child = Some(command.spawn().expect("redis-server is needed for these tests"));
-        let end = Instant::now() + PATIENCE;
-        while !self.answers().await {
-            assert!(Instant::now() < end, "redis-server does not answer");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
     }
 
     /// Sets how far its clock is ahead of ours.
@@ -127,6 +132,7 @@ impl Redis {
     pub fn config(&self) -> RedisConfig {
         RedisConfig {
             url: format!("redis://127.0.0.1:{}", self.port),
+            tls: None,
             timeout: TIMEOUT,
             cluster: "prod".to_owned(),
             region: "us-east".to_owned(),
@@ -149,18 +155,44 @@ impl Drop for Redis {
     }
 }
 
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 /// Runs a command by its name.
 pub async fn command<R: FromValue>(client: &Client, name: &'static str, args: &[&str]) -> R {
     let args: Vec<Value> = args.iter().map(|a| Value::from(*a)).collect();
     client.custom(CustomCommand::new_static(name, None::<u16>, false), args).await.unwrap()
 }
 
+/// A store whose buckets are full, and its session.
+pub async fn full(config: &RedisConfig) -> (RedisStore, Session) {
+    let store = RedisStore::connect(config).unwrap();
+    let session = session(&store, None).await;
+    store.mark_full(session).await.unwrap();
+    (store, session)
+}
+
+/// Takes until there is an answer.
+pub async fn settled(store: &RedisStore, b: TestBucket, cost: i64) -> (bool, i64) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(answer) = spend(store, b, cost).await {
+            return answer;
+        }
+        assert!(Instant::now() < end, "no answer in time");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Waits for a session other than `not`.
 pub async fn session(store: &RedisStore, not: Option<Session>) -> Session {
     let mut states = store.session();
     let other = |state: &SessionState| state.session().is_some_and(|s| Some(s) != not);
-    let state = timeout(PATIENCE, states.wait_for(other)).await.expect("a session in time").unwrap().clone();
-    state.session().unwrap()
+    match timeout(PATIENCE, states.wait_for(other)).await {
+        Ok(state) => state.unwrap().session().unwrap(),
+        Err(_) => panic!("no session in time: {:?}", store.health()),
+    }
 }
 
 /// Waits until it is detached; returns why.

@@ -6,12 +6,13 @@
 -- ARGV[2]  run_id of this server, 40 bytes            ARGV[3]  its replication id, 40 bytes
 -- ARGV[4]  1: a changed replication id alone is no sign of a failover
 -- ARGV[5]  1: the daemon knows that data was lost     ARGV[6]  1: it has been taken over before, and yields to a live one
--- ARGV[7]  '<dd': how recent a beat is a live daemon's, and how long the meta key lives without one, in microseconds
+-- ARGV[7]  '<ddd': how recent a beat is a live daemon's, how long the meta key lives without one, and how long from now a new
+--          generation begins, in microseconds
 -- Answers  A (the same session goes on), R (a new session, the buckets are kept), L (a new session, nothing is kept), H (held
 --          by another daemon; nothing has changed); then '<ddddB' time, session, generation, its start, full
 local mine, session, generation = struct.unpack('<ddd', ARGV[1])
-local recent, life = struct.unpack('<dd', ARGV[7])
-local answer, start, full = 'L', TIME, 0
+local recent, life, grace = struct.unpack('<ddd', ARGV[7])
+local answer, start, full = 'L', TIME + grace, 0
 local meta = redis.call('GET', KEYS[1])
 
 if meta and ARGV[5] ~= '1' then

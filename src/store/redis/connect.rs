@@ -4,6 +4,7 @@
 //! server, or one session, can reach another. Whoever owns a [`Connection`] drops it and makes a new one.
 
 use super::fault::{Fault, classify};
+use super::server::{Address, Server};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::config::{Config, ConnectionConfig, PerformanceConfig, TcpConfig};
@@ -20,43 +21,47 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) info: Info,
-    task: ConnectHandle,
+    task: Task,
+}
+
+/// What drives a connection; it ends with this value.
+pub(super) struct Task(ConnectHandle);
+
+/// Connects.
+pub(super) async fn dial(config: &Config) -> Result<(Client, Task), Fault> {
+    let connection = ConnectionConfig {
+        connection_timeout: CONNECT_TIMEOUT,
+        internal_command_timeout: CONNECT_TIMEOUT,
+        max_command_attempts: 1,
+        tcp: TcpConfig { nodelay: Some(true), user_timeout: Some(TCP_USER_TIMEOUT), ..TcpConfig::default() },
+        ..ConnectionConfig::default()
+    };
+    let client = Client::new(config.clone(), Some(PerformanceConfig::default()), Some(connection), None);
+    let late = |_| Fault::Unknown(format!("no connection within {CONNECT_TIMEOUT:?}"));
+    let task = timeout(CONNECT_TIMEOUT, client.init()).await.map_err(late)?;
+    let task = task.map_err(|e| classify(&e))?;
+    Ok((client, Task(task)))
 }
 
 impl Connection {
     /// Connects, and asks who is there.
-    pub(super) async fn open(config: &Config) -> Result<Self, Fault> {
-        let connection = ConnectionConfig {
-            connection_timeout: CONNECT_TIMEOUT,
-            internal_command_timeout: CONNECT_TIMEOUT,
-            max_command_attempts: 1,
-            tcp: TcpConfig {
-                nodelay: Some(true),
-                user_timeout: Some(TCP_USER_TIMEOUT),
-                ..TcpConfig::default()
-            },
-            ..ConnectionConfig::default()
-        };
-        let client = Client::new(config.clone(), Some(PerformanceConfig::default()), Some(connection), None);
-        let late = || Fault::Unknown(format!("no connection within {CONNECT_TIMEOUT:?}"));
-        let task = timeout(CONNECT_TIMEOUT, client.init()).await.map_err(|_| late())?;
-        let task = task.map_err(|e| classify(&e))?;
-        // From here on the task ends with this value.
-        let mut connection = Self { client, info: Info::default(), task };
-        connection.info = timeout(CONNECT_TIMEOUT, info(&connection.client)).await.map_err(|_| late())??;
-        Ok(connection)
+    pub(super) async fn open(server: &Server, address: &Address) -> Result<Self, Fault> {
+        let (client, task) = dial(&server.config(address)?).await?;
+        let late = |_| Fault::Unknown(format!("no answer within {CONNECT_TIMEOUT:?}"));
+        let info = timeout(CONNECT_TIMEOUT, info(&client)).await.map_err(late)??;
+        Ok(Self { client, info, task })
     }
 
     /// Waits until the connection is lost.
     pub(super) async fn lost(&mut self) {
         // How it ended is of no interest: those whose calls it cut short are told.
-        let _ = (&mut self.task).await;
+        let _ = (&mut self.task.0).await;
     }
 }
 
-impl Drop for Connection {
+impl Drop for Task {
     fn drop(&mut self) {
-        self.task.abort();
+        self.0.abort();
     }
 }
 

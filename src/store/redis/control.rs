@@ -39,6 +39,8 @@ pub(super) const META_LIFE: Micros = Micros::seconds(30 * 86_400);
 #[derive(Default)]
 struct Me {
     session: Option<Session>,
+    /// The server that it is, or was, on.
+    run_id: Option<String>,
     /// Another daemon took the region over while we were attached.
     ousted: bool,
 }
@@ -69,15 +71,27 @@ pub(super) async fn supervise(shared: &Shared, link: &Link) {
 
 /// Connects, and comes to an agreement with the meta key about the session.
 async fn attach(shared: &Shared, me: &mut Me) -> Result<(Connection, Arc<Attached>), Fault> {
-    let connection = Connection::open(&shared.server).await?;
+    let address = shared.server.locate().await?;
+    let connection = Connection::open(&shared.server, &address).await?;
     if connection.info.replica {
         shared.lost.store(true, Ordering::SeqCst);
     }
     if let Some(why) = &connection.info.unfit {
         return Err(Fault::NotPrimary(why.clone()));
     }
+    let run_id = &connection.info.run_id;
+    // Buckets on a server that this daemon has left are behind, also if it comes back there. And where the other server still runs,
+    // so may calls that were sent to it: refill on this one begins when they have ended.
+    let elsewhere =
+        me.run_id.as_ref().is_some_and(|known| known != run_id) && !planted(Bug::RollbackUndetected);
+    let grace = if elsewhere {
+        shared.lost.store(true, Ordering::SeqCst);
+        shared.end_session()
+    } else {
+        Micros::ZERO
+    };
     let lost = shared.lost.swap(false, Ordering::SeqCst);
-    let exchange = ask_meta(shared, me, &connection, lost).await;
+    let exchange = ask_meta(shared, me, &connection, (lost, grace)).await;
     // Whatever became of this attempt, the next one must not forget.
     let (sent, answer) = exchange.inspect_err(|_| {
         shared.lost.fetch_or(lost, Ordering::SeqCst);
@@ -101,13 +115,16 @@ async fn attach(shared: &Shared, me: &mut Me) -> Result<(Connection, Arc<Attache
         _ => return Err(Fault::Unknown("attach.lua gave an answer that is none of its own".to_owned())),
     };
     me.session = Some(session);
+    me.run_id = Some(connection.info.run_id.clone());
     me.ousted = false;
-    let known = shared.attached.borrow().clone().filter(|known| known.session == session);
+    let same = |known: &Arc<Attached>| known.session == session && known.address == address;
+    let known = shared.attached.borrow().clone().filter(same);
     let session = known.unwrap_or_else(|| {
         let stem = Stem::new(&shared.keys, nonce, answer.generation);
         let generation = Generation { start: answer.start, full: answer.full };
         tracing::debug!(nonce, kept = session.kept, "a new session with Redis");
-        Arc::new(Attached::new(session, stem, connection.info.run_id.clone(), generation))
+        let place = (connection.info.run_id.clone(), address);
+        Arc::new(Attached::new(session, stem, place, generation))
     });
     Ok((connection, session))
 }
@@ -116,7 +133,7 @@ async fn ask_meta(
     shared: &Shared,
     me: &Me,
     connection: &Connection,
-    lost: bool,
+    (lost, grace): (bool, Micros),
 ) -> Result<(Micros, AttachAnswer), Fault> {
     let all = [&SCRIPTS.take, &SCRIPTS.prepare, &SCRIPTS.install, &SCRIPTS.beat];
     let info = &connection.info;
@@ -140,6 +157,7 @@ async fn ask_meta(
             yields: me.ousted,
             recent: RECENT,
             life: META_LIFE,
+            grace,
         };
         let sent = clock::now();
         let answer = run(&connection.client, &SCRIPTS.attach, call.call(&shared.keys)).await?;
@@ -157,6 +175,9 @@ fn publish(shared: &Shared, link: &Link, connection: &Connection, session: Arc<A
     });
     link.open(live.clone());
     let state = SessionState::Attached(session.session);
+    if shared.state.borrow().session().is_none() {
+        tracing::info!(kept = session.session.kept, server = %session.address, "attached to Redis");
+    }
     shared.attached.send_if_modified(|now| {
         let modified = !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &session));
         *now = Some(session);
@@ -171,7 +192,7 @@ fn publish(shared: &Shared, link: &Link, connection: &Connection, session: Arc<A
 fn detach(shared: &Shared, fault: &Fault) {
     let ends = matches!(fault, Fault::Fenced | Fault::NotPrimary(_)) || shared.lost.load(Ordering::SeqCst);
     if ends {
-        shared.attached.send_replace(None);
+        shared.end_session();
     }
     let why = fault.to_string();
     let was_attached = shared.state.borrow().session().is_some();
@@ -216,6 +237,20 @@ async fn watch(shared: &Shared, connection: &mut Connection, live: &Live) -> Fau
                 Ok(_) => return Fault::Unknown("Redis' role or its replication has changed".to_owned()),
                 Err(fault) => return fault,
             }
+            if shared.server.moves() && is_elsewhere(shared, &live.attached).await {
+                return Fault::Unknown("Sentinel names another primary".to_owned());
+            }
+        }
+    }
+}
+
+/// Has another server become the primary? One that is cut off from its Sentinels does not know it.
+async fn is_elsewhere(shared: &Shared, attached: &Attached) -> bool {
+    match shared.server.locate().await {
+        Ok(address) => address != attached.address,
+        Err(fault) => {
+            tracing::debug!(%fault, "nobody says where the primary is");
+            false
         }
     }
 }

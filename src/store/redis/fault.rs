@@ -64,8 +64,12 @@ pub(super) fn classify(error: &Error) -> Fault {
     }
 }
 
-/// The message of an error of the system, which fred tells as `Os { code: …, message: "…" }`.
+/// The message of an error of the system, which fred tells as `Os { code: …, message: "…" }`, or of TLS (`Custom { kind: …, error: … }`).
 fn plain(details: &str) -> &str {
+    let custom = details.strip_prefix("Custom {").and_then(|custom| custom.split_once("error: "));
+    if let Some(error) = custom.and_then(|(_, error)| error.strip_suffix(" }")) {
+        return error;
+    }
     let message = details.strip_prefix("Os {").and_then(|os| os.split_once("message: \""));
     message.and_then(|(_, rest)| rest.split_once('"')).map_or(details, |(message, _)| message)
 }
@@ -80,6 +84,8 @@ mod tests {
         assert_eq!(plain(refused), "Connection refused");
         assert_eq!(plain("Connection closed."), "Connection closed.");
         assert_eq!(plain("Os { odd"), "Os { odd");
+        let alert = "Custom { kind: InvalidData, error: AlertReceived(UnknownCA) }";
+        assert_eq!(plain(alert), "AlertReceived(UnknownCA)");
     }
 
     #[test]

@@ -45,10 +45,10 @@ pub(super) async fn pump(shared: &Shared, link: &Link, mut jobs: mpsc::Receiver<
             Some(done) = calls.next() => {
                 due.retain(|other| *other != done);
                 let late = due.iter().any(|due| *due <= Instant::now());
-                link.overdue.store(late, Ordering::Relaxed);
+                shared.set_overdue(link, late);
             }
             () = sleep_until(first_due.unwrap_or_else(Instant::now)), if !overdue && first_due.is_some() => {
-                link.overdue.store(true, Ordering::Relaxed);
+                shared.set_overdue(link, true);
             }
             job = jobs.recv(), if waiting.is_none() && (overdue || due.len() < CALLS_MAX) => match job {
                 Some(job) => waiting = Some(job),
@@ -135,6 +135,9 @@ async fn take(shared: &Shared, live: &Live, mut batch: Batch) -> Result<Vec<Take
     let sent = crate::clock::now();
     let window = shared.window(sent, shared.timeout);
     let window = window.ok_or_else(|| Fault::Refused("its clock has not been read".to_owned()))?;
+    if live.attached.is_over() {
+        return Err(Fault::Fenced);
+    }
     batch.on_store_clock(window.0 - sent);
     let (script, call, sizes) = batch.into_call(&live.attached.stem, window);
     let script = match script {

@@ -49,14 +49,13 @@ pub(super) struct Call {
     pub(super) args: Vec<Bytes>,
 }
 
-/// Runs a script; loads it first if the server has forgotten it (then it has not run).
+/// Runs a script; sends all of it if the server has forgotten it (then it has not run). One step, so that it is not forgotten between.
 pub(super) async fn run(client: &Client, script: &Script, call: Call) -> Result<Bytes, Fault> {
     let args: Vec<Value> = call.args.into_iter().map(Value::Bytes).collect();
     let answer = match client.evalsha(script.sha1().clone(), call.keys.clone(), args.clone()).await {
         Err(error) if error.details().starts_with("NOSCRIPT") => {
             let lua = script.lua().cloned().unwrap_or_default();
-            client.script_load::<Value, _>(lua).await.map_err(|e| classify(&e))?;
-            client.evalsha(script.sha1().clone(), call.keys, args).await
+            client.eval(lua, call.keys, args).await
         }
         other => other,
     };

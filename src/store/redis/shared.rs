@@ -1,15 +1,16 @@
 //! What the control task and the workers of one store have in common.
 
-use super::clock::Clock;
+use super::clock::{Clock, TOLERANCE};
 use super::fault::Fault;
+use super::server::{Address, Server};
 use super::wire::{Keys, Stem};
-use crate::quota::amount::Micros;
+use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Generation;
 use crate::store::{Health, Session, SessionState};
 use crate::telemetry::metrics::{StoreCall, StoreMetrics};
 use arc_swap::ArcSwapOption;
 use fred::clients::Client;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, SetOnce, watch};
@@ -20,7 +21,7 @@ pub(super) struct Shared {
     /// A decision never waits longer than this.
     pub(super) timeout: Duration,
     /// Where Redis is, with its secrets.
-    pub(super) server: fred::types::config::Config,
+    pub(super) server: Server,
     pub(super) keys: Keys,
     /// The session that the workers run under. It outlives the control task's connection; it ends where the data does.
     pub(super) attached: watch::Sender<Option<Arc<Attached>>>,
@@ -31,6 +32,8 @@ pub(super) struct Shared {
     /// The server was a replica for a while: what it holds now may be older than what it held then.
     pub(super) lost: AtomicBool,
     pub(super) metrics: OnceLock<StoreMetrics>,
+    /// Links that wait for an answer that is overdue.
+    overdue: AtomicUsize,
     clock: Mutex<Option<Clock>>,
     health: Mutex<Health>,
     rtt_us: AtomicU64,
@@ -40,15 +43,29 @@ pub(super) struct Shared {
 pub(super) struct Attached {
     pub(super) session: Session,
     pub(super) stem: Stem,
-    /// The server that it is on.
+    /// The server that it is on ...
     pub(super) run_id: String,
+    /// ... and where that is.
+    pub(super) address: Address,
     start: Micros,
     full: AtomicBool,
+    over: AtomicBool,
 }
 
 impl Attached {
-    pub(super) fn new(session: Session, stem: Stem, run_id: String, generation: Generation) -> Self {
-        Self { session, stem, run_id, start: generation.start, full: AtomicBool::new(generation.full) }
+    pub(super) fn new(
+        session: Session,
+        stem: Stem,
+        (run_id, address): (String, Address),
+        generation: Generation,
+    ) -> Self {
+        let (start, full) = (generation.start, AtomicBool::new(generation.full));
+        Self { session, stem, run_id, address, start, full, over: AtomicBool::new(false) }
+    }
+
+    /// Nothing more may be sent under it. Whoever asks has taken the time before.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
     }
 
     pub(super) fn generation(&self) -> Generation {
@@ -88,7 +105,7 @@ impl Link {
 }
 
 impl Shared {
-    pub(super) fn new(timeout: Duration, server: fred::types::config::Config, keys: Keys) -> Self {
+    pub(super) fn new(timeout: Duration, server: Server, keys: Keys) -> Self {
         let why = "not connected to Redis yet".to_owned();
         Self {
             timeout,
@@ -100,6 +117,7 @@ impl Shared {
             doubt: Notify::new(),
             lost: AtomicBool::new(false),
             metrics: OnceLock::new(),
+            overdue: AtomicUsize::new(0),
             clock: Mutex::new(None),
             health: Mutex::new(Health { down: Some(why), evicts: None }),
             rtt_us: AtomicU64::new(0),
@@ -117,6 +135,38 @@ impl Shared {
 
     pub(super) fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the session, also for workers that have not heard of it yet. Returns how long calls may still run that were sent
+    /// before.
+    pub(super) fn end_session(&self) -> Micros {
+        if let Some(attached) = self.attached.send_replace(None) {
+            attached.over.store(true, Ordering::SeqCst);
+        }
+        let Some((low, high)) = self.window(crate::clock::now(), self.timeout) else { return Micros::ZERO };
+        let longest = high - low + TOLERANCE;
+        longest + longest.mul_div(DRIFT_PPM, 1_000_000)
+    }
+
+    /// A link's oldest call is overdue, or no more: nothing is sent meanwhile.
+    pub(super) fn set_overdue(&self, link: &Link, overdue: bool) {
+        if link.overdue.swap(overdue, Ordering::Relaxed) == overdue {
+            return;
+        }
+        let metrics = self.metrics.get();
+        if overdue {
+            let others = self.overdue.fetch_add(1, Ordering::Relaxed);
+            metrics.inspect(|m| m.breaker_opened());
+            if others == 0 {
+                tracing::warn!(timeout = ?self.timeout, "Redis does not answer in time: requests are answered without it");
+            }
+        } else {
+            let open = self.overdue.fetch_sub(1, Ordering::Relaxed);
+            metrics.inspect(|m| m.breaker_closed());
+            if open == 1 {
+                tracing::info!("Redis answers again, or its connection has been given up");
+            }
+        }
     }
 
     /// A call that began then has been answered, or given up.

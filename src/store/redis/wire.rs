@@ -349,6 +349,7 @@ pub(super) struct AttachCall<'a> {
     pub(super) yields: bool,
     pub(super) recent: Micros,
     pub(super) life: Micros,
+    pub(super) grace: Micros,
 }
 
 impl AttachCall<'_> {
@@ -361,7 +362,7 @@ impl AttachCall<'_> {
             flag(self.replication_may_change),
             flag(self.lost),
             flag(self.yields),
-            doubles(&[self.recent.0, self.life.0]),
+            doubles(&[self.recent.0, self.life.0, self.grace.0]),
         ];
         Call { keys: vec![keys.meta()], args }
     }

@@ -66,7 +66,7 @@ async fn other(sessions: &mut watch::Receiver<Option<Arc<Attached>>>, than: &Arc
 
 /// A connection to the server that the session is on, checked to be in force there.
 async fn open(shared: &Shared, attached: &Attached) -> Result<Connection, Fault> {
-    let connection = Connection::open(&shared.server).await?;
+    let connection = Connection::open(&shared.server, &attached.address).await?;
     if let Some(why) = &connection.info.unfit {
         return Err(Fault::NotPrimary(why.clone()));
     }

@@ -42,6 +42,8 @@ table! {
     STORE_CALL: "quorate_store_call", "Time of a store call, by operation";
     STORE_BATCH: "quorate_store_batch_requests", "Requests in one call that takes tokens";
     STORE_ERRORS: "quorate_store_errors", "Decisions that the store gave no answer to, by kind (unavailable, timeout, fenced)";
+    STORE_BREAKERS: "quorate_store_breakers_open", "Worker threads that do without the store because a call to it is overdue";
+    STORE_BREAKER_OPENED: "quorate_store_breaker_opened", "Times that a worker thread began to do without the store because a call was overdue";
     STORE_ATTACHED: "quorate_store_attached", "1: the store serves this daemon";
     STORE_SESSIONS: "quorate_store_sessions", "Sessions begun with the store: the daemon started, or the store lost its data";
     STORE_KEYS: "quorate_store_keys", "Keys of this region in its store, as estimated from a sample";

@@ -1,0 +1,294 @@
+//! Where a region's Redis is, and how to get in: one server, or the primary that Sentinel names.
+//!
+//! Each connection asks anew: nothing here remembers where the primary was.
+
+use super::connect::{self, CONNECT_TIMEOUT};
+use super::fault::{Fault, classify};
+use super::{RedisConfig, RedisConfigError};
+use crate::tls::{self, ClientFiles};
+use fred::interfaces::ClientLike;
+use fred::types::config::{Config, ServerConfig, TlsConfig, TlsConnector};
+use fred::types::{CustomCommand, Value};
+use futures::future::join_all;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::time::timeout;
+use url::Url;
+
+const SENTINEL_PORT: u16 = 26_379;
+const REDIS_PORT: u16 = 6_379;
+
+/// What a URL says, with its secrets.
+pub(super) struct Server {
+    place: Place,
+    login: Login,
+    database: Option<u8>,
+    /// `Some(None)`: TLS with the system's authorities.
+    tls: Option<Option<ClientFiles>>,
+}
+
+enum Place {
+    Here(Address),
+    Sentinel { sentinels: Vec<Address>, service: String, login: Login },
+}
+
+#[derive(Clone, Default)]
+struct Login {
+    user: Option<String>,
+    password: Option<String>,
+}
+
+/// Where one server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    /// Host and port.
+    Tcp(String, u16),
+    /// A Unix socket.
+    Socket(PathBuf),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Socket(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl Server {
+    /// Reads a URL without ever showing it.
+    pub(super) fn read(config: &RedisConfig) -> Result<Self, RedisConfigError> {
+        let wrong = |why: &str| RedisConfigError::Url(why.to_owned());
+        let form =
+            "must begin with redis://, rediss://, redis-sentinel://, rediss-sentinel:// or redis+unix://";
+        let (scheme, rest) = config.url.split_once("://").ok_or_else(|| wrong(form))?;
+        let encrypted = scheme.starts_with("rediss");
+        if config.tls.is_some() && !encrypted {
+            return Err(wrong("store.redis.tls is for rediss:// and rediss-sentinel:// only"));
+        }
+        let tls = encrypted.then(|| config.tls.clone());
+        match scheme {
+            "redis+unix" => {
+                let read = Config::from_url_unix(&config.url).map_err(|e| wrong(e.details()))?;
+                let ServerConfig::Unix { path } = &read.server else { return Err(wrong("names no socket")) };
+                let place = Place::Here(Address::Socket(path.clone()));
+                Ok(Self { place, login: Login::of(&read), database: read.database, tls })
+            }
+            "redis" | "rediss" => {
+                let (read, address, _) = parse(rest, REDIS_PORT)?;
+                Ok(Self {
+                    place: Place::Here(address),
+                    login: Login::of(&read),
+                    database: read.database,
+                    tls,
+                })
+            }
+            "redis-sentinel" | "rediss-sentinel" => Self::behind_sentinel(rest, tls),
+            _ if scheme.ends_with("-cluster") => Err(RedisConfigError::Topology("Redis Cluster")),
+            _ => Err(wrong(form)),
+        }
+    }
+
+    /// `[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/[DB]?sentinelServiceName=NAME[&sentinelUsername=..][&sentinelPassword=..]`
+    fn behind_sentinel(rest: &str, tls: Option<Option<ClientFiles>>) -> Result<Self, RedisConfigError> {
+        let wrong = |why: &str| RedisConfigError::Url(why.to_owned());
+        let (hosts, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let (secret, hosts) = hosts.rsplit_once('@').map_or(("", hosts), |(secret, hosts)| (secret, hosts));
+        let at = if secret.is_empty() { "" } else { "@" };
+        let mut sentinels = Vec::new();
+        let mut last = None;
+        for host in hosts.split(',') {
+            let (read, address, url) = parse(&format!("{secret}{at}{host}{path}"), SENTINEL_PORT)?;
+            sentinels.push(address);
+            last = Some((read, url));
+        }
+        let (read, url) = last.ok_or_else(|| wrong("names no Sentinel"))?;
+        let (mut service, mut login) = (None, Login::default());
+        for (key, value) in url.query_pairs() {
+            let value = Some(value.into_owned());
+            match &*key {
+                "sentinelServiceName" => service = value,
+                "sentinelUsername" => login.user = value,
+                "sentinelPassword" => login.password = value,
+                _ => return Err(wrong("has an unknown query")),
+            }
+        }
+        let service = service.filter(|name| !name.is_empty());
+        let service = service.ok_or_else(|| wrong("names no ?sentinelServiceName="))?;
+        let place = Place::Sentinel { sentinels, service, login };
+        Ok(Self { place, login: Login::of(&read), database: read.database, tls })
+    }
+
+    /// Where the primary is now.
+    pub(super) async fn locate(&self) -> Result<Address, Fault> {
+        match &self.place {
+            Place::Here(address) => Ok(address.clone()),
+            Place::Sentinel { sentinels, service, login } => {
+                let asked = sentinels.iter().map(|at| self.ask_sentinel(at, service, login));
+                most_named(join_all(asked).await, service)
+            }
+        }
+    }
+
+    /// May the primary be somewhere else later on?
+    pub(super) fn moves(&self) -> bool {
+        matches!(self.place, Place::Sentinel { .. })
+    }
+
+    /// How to reach the server at an address.
+    pub(super) fn config(&self, address: &Address) -> Result<Config, Fault> {
+        self.config_as(address, &self.login, self.database)
+    }
+
+    fn config_as(&self, address: &Address, login: &Login, database: Option<u8>) -> Result<Config, Fault> {
+        let server = match address {
+            Address::Tcp(host, port) => ServerConfig::new_centralized(host.as_str(), *port),
+            Address::Socket(path) => ServerConfig::Unix { path: path.clone() },
+        };
+        Ok(Config {
+            server,
+            username: login.user.clone(),
+            password: login.password.clone(),
+            database,
+            tls: self.tls()?,
+            ..Config::default()
+        })
+    }
+
+    /// The files are read for each connection: those that have been renewed count from the next one on.
+    fn tls(&self) -> Result<Option<TlsConfig>, Fault> {
+        let connector = match &self.tls {
+            None => return Ok(None),
+            Some(None) => {
+                TlsConnector::default_rustls().map_err(|e| Fault::Unknown(e.details().to_owned()))?
+            }
+            Some(Some(files)) => {
+                let config = tls::client_of(files).map_err(|e| Fault::Unknown(e.to_string()))?;
+                TlsConnector::from(Arc::unwrap_or_clone(config))
+            }
+        };
+        Ok(Some(connector.into()))
+    }
+
+    async fn ask_sentinel(&self, at: &Address, service: &str, login: &Login) -> Result<Address, Fault> {
+        let config = self.config_as(at, login, None)?;
+        let asked = async {
+            let (client, task) = connect::dial(&config).await?;
+            let command = CustomCommand::new_static("SENTINEL", None::<u16>, false);
+            let arguments: Vec<Value> = vec!["GET-MASTER-ADDR-BY-NAME".into(), service.into()];
+            let answer: Result<Option<(String, u16)>, _> = client.custom(command, arguments).await;
+            drop(task);
+            answer.map_err(|e| classify(&e))
+        };
+        let late = |_| Fault::Unknown(format!("no answer within {CONNECT_TIMEOUT:?}"));
+        match timeout(CONNECT_TIMEOUT, asked).await.map_err(late)?? {
+            Some((host, port)) => Ok(Address::Tcp(host, port)),
+            None => Err(Fault::Unknown("knows no primary of that name".to_owned())),
+        }
+    }
+}
+
+impl Login {
+    fn of(config: &Config) -> Self {
+        Self { user: config.username.clone(), password: config.password.clone() }
+    }
+}
+
+/// The address that most Sentinels name: one that has been cut off from the others may be behind. Of as many, the first.
+fn most_named(answers: Vec<Result<Address, Fault>>, service: &str) -> Result<Address, Fault> {
+    let mut why = None;
+    let mut named: Vec<(Address, usize)> = Vec::new();
+    for answer in answers {
+        match answer {
+            Ok(address) => match named.iter_mut().find(|(known, _)| *known == address) {
+                Some((_, votes)) => *votes += 1,
+                None => named.push((address, 1)),
+            },
+            Err(fault) => why = Some(fault),
+        }
+    }
+    named.reverse();
+    named.into_iter().max_by_key(|(_, votes)| *votes).map(|(address, _)| address).ok_or_else(|| {
+        let why = why.map(|fault| fault.to_string()).unwrap_or_default();
+        Fault::Unknown(format!("no Sentinel says where the primary of {service:?} is; the last: {why}"))
+    })
+}
+
+/// What follows `://`, for one host.
+fn parse(rest: &str, port: u16) -> Result<(Config, Address, Url), RedisConfigError> {
+    let url = format!("redis://{rest}");
+    let parsed = Url::parse(&url).map_err(|e| RedisConfigError::Url(e.to_string()))?;
+    let read =
+        Config::from_url_centralized(&url).map_err(|e| RedisConfigError::Url(e.details().to_owned()))?;
+    let host = match parsed.host() {
+        Some(url::Host::Ipv6(ip)) => ip.to_string(),
+        Some(host) => host.to_string(),
+        None => return Err(RedisConfigError::Url("names no host".to_owned())),
+    };
+    Ok((read, Address::Tcp(host, parsed.port().unwrap_or(port)), parsed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn read(url: &str) -> Result<Server, RedisConfigError> {
+        let (cluster, region) = ("c".to_owned(), "r".to_owned());
+        let timeout = Duration::from_millis(20);
+        Server::read(&RedisConfig { url: url.to_owned(), tls: None, timeout, cluster, region })
+    }
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp(host.to_owned(), port)
+    }
+
+    #[test]
+    fn one_server() {
+        let server = read("rediss://u:p%40ss@redis.example/3").unwrap();
+        assert!(matches!(&server.place, Place::Here(at) if *at == tcp("redis.example", 6_379)));
+        assert_eq!(
+            (server.login.user.as_deref(), server.login.password.as_deref()),
+            (Some("u"), Some("p@ss"))
+        );
+        assert_eq!((server.database, server.tls, server.place.sentinels()), (Some(3), Some(None), 0));
+        assert!(matches!(read("redis://[::1]:7").unwrap().place, Place::Here(at) if at == tcp("::1", 7)));
+    }
+
+    #[test]
+    fn sentinels() {
+        let url = "redis-sentinel://u:p@a,b:7,[::1]/2?sentinelServiceName=main&sentinelPassword=s%26t";
+        let server = read(url).unwrap();
+        let Place::Sentinel { sentinels, service, login } = &server.place else { panic!() };
+        assert_eq!(*sentinels, [tcp("a", 26_379), tcp("b", 7), tcp("::1", 26_379)]);
+        assert_eq!((service.as_str(), login.user.as_deref()), ("main", None));
+        assert_eq!(login.password.as_deref(), Some("s&t"));
+        assert_eq!((server.login.password.as_deref(), server.database), (Some("p"), Some(2)));
+        for wrong in
+            ["redis-sentinel://a", "redis-sentinel://a?sentinelServiceName=", "redis-sentinel://a,?x=y"]
+        {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_sentinel_that_is_behind_is_outvoted() {
+        let none = || Err(Fault::Unknown("away".to_owned()));
+        let (old, new) = (tcp("old", 1), tcp("new", 1));
+        let named = |answers| most_named(answers, "main");
+        assert_eq!(named(vec![Ok(old.clone()), Ok(new.clone()), Ok(new.clone())]), Ok(new.clone()));
+        assert_eq!(named(vec![none(), Ok(old.clone()), Ok(new)]), Ok(old));
+        let why = named(vec![none(), none()]).unwrap_err().to_string();
+        assert!(why.contains("main") && why.contains("away"), "{why}");
+    }
+
+    impl Place {
+        fn sentinels(&self) -> usize {
+            match self {
+                Self::Here(_) => 0,
+                Self::Sentinel { sentinels, .. } => sentinels.len(),
+            }
+        }
+    }
+}
