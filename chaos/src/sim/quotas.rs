@@ -90,6 +90,8 @@ struct Inner {
     /// How far ahead of true time a majority of the clocks has ever been: what it has read once, Raft time carries on, whoever
     /// leaves the majority later.
     majority: Option<Micros>,
+    /// Whose clocks counted after the last entry. In an entry that says the time and lets a region go, the one may come before the other.
+    members: Vec<RegionName>,
     broken: Option<Broken>,
 }
 
@@ -105,6 +107,7 @@ impl QuotaWatch {
         let mut inner = self.inner();
         (inner.on, inner.others) = (true, others.into_iter().collect());
         inner.read(pool);
+        inner.members = members(pool);
     }
 
     /// Tokens of a bucket were spent.
@@ -144,11 +147,8 @@ impl QuotaWatch {
             return;
         }
         inner.read(pool);
-        let members: Vec<_> = pool.members().filter(|member| member.standing == Standing::In).collect();
-        let mut ahead: Vec<Micros> =
-            members.iter().filter_map(|m| inner.ahead.get(&m.name).copied()).collect();
-        ahead.sort_unstable();
-        let agreed = ahead.len().checked_sub(members.len() / 2 + 1).and_then(|at| ahead.get(at).copied());
+        let before = std::mem::replace(&mut inner.members, members(pool));
+        let agreed = inner.agreed(&before).max(inner.agreed(&inner.members));
         inner.majority = inner.majority.max(agreed);
         let (Some(wall), Some(ahead)) = (pool.wall(pool.tau()), inner.majority) else { return };
         let majority = now + ahead;
@@ -178,7 +178,19 @@ impl QuotaWatch {
     }
 }
 
+fn members(pool: &Pool) -> Vec<RegionName> {
+    pool.members().filter(|member| member.standing == Standing::In).map(|member| member.name).collect()
+}
+
 impl Inner {
+    /// How far ahead of true time a majority of these regions' clocks has been.
+    fn agreed(&self, members: &[RegionName]) -> Option<Micros> {
+        let mut ahead: Vec<Micros> =
+            members.iter().filter_map(|name| self.ahead.get(name).copied()).collect();
+        ahead.sort_unstable();
+        ahead.len().checked_sub(members.len() / 2 + 1).and_then(|at| ahead.get(at).copied())
+    }
+
     /// What may be spent of a window while this is in force: a change counts for all windows that are used while it does.
     fn read(&mut self, pool: &Pool) {
         let cut = pool.policies().find(|view| &*view.policy.name == NAME).and_then(|view| view.cut);
