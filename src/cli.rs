@@ -1,5 +1,6 @@
 //! The commands, one file each. Exit codes: 0 done (or allowed), 1 a "no" (denied, faults found), 2 could not do it.
 
+pub mod bench;
 pub mod bucket;
 pub mod check;
 pub mod client;
@@ -41,6 +42,8 @@ pub enum Command {
     Dev(dev::Args),
     /// Ask for one decision and print it
     Check(check::Args),
+    /// Put load on rate limit services and measure them
+    Bench(bench::Args),
     /// Check region and policy files, and say what each policy guarantees
     Validate(validate::Args),
     /// Show or change the policies of a running cluster

@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => cli::serve::run(&args),
         Command::Dev(args) => cli::dev::run(&args),
         Command::Check(args) => cli::check::run(&args),
+        Command::Bench(args) => cli::bench::run(&args),
         Command::Validate(args) => return cli::validate::run(&args),
         Command::Policies(args) => cli::policies::run(&args),
         Command::Bucket(args) => cli::bucket::run(&args),

@@ -5,6 +5,7 @@
 
 mod any;
 pub mod memory;
+pub mod names;
 pub mod redis;
 
 pub use crate::quota::matching::CHARGES_MAX;

@@ -9,9 +9,10 @@ use crate::quota::policy::{
     BucketId, Cut, Limit, Mode, OnStoreFailure, Part, Policy, Reserve, TokenBucket, Unit, Window,
 };
 use crate::quota::redaction::Redaction;
+use crate::store::names::PolicyMap;
 use crate::store::{CountCharge, Take, TakeCharge};
 use crate::telemetry::{Metrics, PolicyMetrics};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The policies in force.
@@ -30,7 +31,7 @@ pub struct Active {
     /// They were read before the store's clock was: what its buckets are that it does not hold, nobody can say yet. Nothing may be
     /// taken from it by them.
     pub blind: bool,
-    policies: HashMap<u32, ActivePolicy>,
+    policies: PolicyMap<ActivePolicy>,
 }
 
 /// One policy in force.

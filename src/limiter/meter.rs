@@ -7,6 +7,7 @@
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::policy::BucketId;
 use crate::quota::redaction::Redaction;
+use crate::store::names::{BucketMap, PolicyMap};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -61,8 +62,8 @@ pub struct Chosen<'e> {
 
 #[derive(Debug, Default)]
 struct Shard {
-    policies: HashMap<u32, Counts>,
-    buckets: HashMap<BucketId, Followed>,
+    policies: PolicyMap<Counts>,
+    buckets: BucketMap<Followed>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,8 +6,8 @@
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::calendar::Turn;
 use crate::quota::policy::BucketId;
+use crate::store::names::BucketMap;
 use crate::telemetry::trace::Cause;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -247,7 +247,7 @@ impl Drop for Waiting {
 /// All tallies of a region.
 #[derive(Debug)]
 pub struct Table {
-    shards: Vec<Mutex<HashMap<BucketId, Arc<Tally>>>>,
+    shards: Vec<Mutex<BucketMap<Arc<Tally>>>>,
     poked: Mutex<Vec<Arc<Tally>>>,
     wake: Notify,
 }
@@ -353,7 +353,7 @@ impl Table {
         self.len() == 0
     }
 
-    fn shard(&self, bucket: &BucketId) -> MutexGuard<'_, HashMap<BucketId, Arc<Tally>>> {
+    fn shard(&self, bucket: &BucketId) -> MutexGuard<'_, BucketMap<Arc<Tally>>> {
         let at = usize::from(bucket.0.first().copied().unwrap_or(0)) % SHARDS;
         lock(self.shards.get(at).unwrap_or(&self.shards[0]))
     }

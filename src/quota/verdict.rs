@@ -7,7 +7,6 @@ use super::calendar::Turn;
 use super::counted::Seen;
 use super::policy::{Limit, Mode, Policy, TokenBucket, Window};
 use serde::{Deserialize, Serialize};
-use std::fmt::Write;
 use std::sync::Arc;
 
 /// When to come back after a denial that has nothing to do with the limit (the store or the pool was out of reach).
@@ -513,21 +512,25 @@ impl Fields {
         let never = !limit.allowed && limit.retry_after.is_none();
         let name_length = limit.policy.len();
         let mut policy = String::with_capacity(name_length.saturating_add(48));
+        let room = &mut [0; DIGITS_MAX];
+        let mut number = |out: &mut String, key: &str, n: u64| {
+            out.push_str(key);
+            out.push_str(decimal(n, room));
+        };
         quoted(&mut policy, &limit.policy);
-        // Writing to a String does not fail.
-        let _ = write!(policy, ";q={}", sf_integer(limit.limit));
-        let _ = match limit.per {
+        number(&mut policy, ";q=", sf_integer(limit.limit));
+        match limit.per {
             Some(per) => {
                 let length = limit.window.map_or(per.seconds(), Micros::ceil_seconds);
-                write!(policy, ";w={length}")
+                number(&mut policy, ";w=", u64::try_from(length).unwrap_or(0));
             }
-            None => policy.write_str(";qu=\"concurrent-requests\""),
-        };
+            None => policy.push_str(";qu=\"concurrent-requests\""),
+        }
         let mut state = String::with_capacity(name_length.saturating_add(48));
         quoted(&mut state, &limit.policy);
-        let _ = write!(state, ";r={}", sf_integer(limit.remaining));
+        number(&mut state, ";r=", sf_integer(limit.remaining));
         if !never {
-            let _ = write!(state, ";t={}", sf_integer(reset));
+            number(&mut state, ";t=", sf_integer(reset));
         }
         Self {
             policy,
@@ -538,6 +541,25 @@ impl Fields {
             retry_after: limit.retry_after.map(|t| whole_seconds(t).max(1)),
         }
     }
+}
+
+/// Digits of the largest number.
+pub const DIGITS_MAX: usize = 20;
+
+/// A number in decimal, without the machinery of `format!`: an answer has half a dozen of them.
+pub fn decimal(mut n: u64, room: &mut [u8; DIGITS_MAX]) -> &str {
+    let mut at = DIGITS_MAX;
+    loop {
+        at = at.saturating_sub(1);
+        if let Some(place) = room.get_mut(at) {
+            *place = b'0'.saturating_add(u8::try_from(n % 10).unwrap_or(0));
+        }
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    room.get(at..).and_then(|digits| std::str::from_utf8(digits).ok()).unwrap_or_default()
 }
 
 fn whole_seconds(time: Micros) -> u64 {
@@ -552,6 +574,11 @@ fn sf_integer(n: u64) -> u64 {
 /// RFC 9651, section 3.3.3: printable ASCII, with `"` and `\` escaped. What cannot be written becomes `_`.
 fn quoted(out: &mut String, name: &str) {
     out.push('"');
+    if name.bytes().all(|b| matches!(b, b' '..=b'~') && b != b'"' && b != b'\\') {
+        out.push_str(name);
+        out.push('"');
+        return;
+    }
     for c in name.chars() {
         match c {
             '"' | '\\' => {

@@ -116,6 +116,12 @@ impl Connected {
         Self { address, caller, tokens }
     }
 
+    /// Who it is where nobody shows a token.
+    #[must_use]
+    pub fn caller(&self) -> Caller {
+        self.caller
+    }
+
     /// Where it comes from.
     #[must_use]
     pub fn address(&self) -> IpAddr {

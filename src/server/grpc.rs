@@ -6,30 +6,25 @@
 //! cost beyond [`COST_MAX`] is taken as [`COST_MAX`], not refused: costs often come from the very callers that are to
 //! be limited.
 
+mod answer;
 mod reflection;
 mod unary;
 
 use super::callers::Connected;
 use super::{BODY_MAX, Decide, ServerError};
 use crate::limiter::newcomers::Caller;
-use crate::quota::amount::{Micros, Tokens};
+use crate::quota::amount::Tokens;
 use crate::quota::matching::{COST_MAX, Descriptor, Request, Subject};
-use crate::quota::policy::{TokenBucket, Unit, Window};
-use crate::quota::verdict::{DescriptorVerdict, Fields, LimitVerdict, Status as Kind, Verdict};
+use crate::quota::policy::{TokenBucket, Unit};
+use crate::quota::verdict::Verdict;
 use crate::telemetry::metrics::{Answered, Protocol};
 use crate::telemetry::{Metrics, trace};
 use crate::trace_span;
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as WireUnit;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
-    Code, DescriptorStatus, RateLimit,
-};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
-use envoy_types::pb::google::protobuf as wkt;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::HeaderMap;
@@ -51,8 +46,6 @@ use tracing::field::Empty;
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// The service of health checks.
 const HEALTH: &str = "/grpc.health.v1.Health/";
-/// Says why a request was denied, where it was not for the limit.
-const REASON_HEADER: &str = "x-ratelimit-reason";
 /// An answer that is as late as the caller's deadline is too late: this much of the time is kept for the way back ...
 const MARGIN_PART: u32 = 8;
 /// ... but no more than this.
@@ -61,7 +54,9 @@ const MARGIN_MAX: Duration = Duration::from_millis(50);
 /// Serves the connections of the gRPC listener.
 #[derive(Clone, Debug)]
 pub struct Grpc<D> {
+    /// For the caller that the connection alone tells.
     decisions: Arc<Decisions<D>>,
+    caller: Caller,
     rest: Routes,
     connected: Option<Connected>,
 }
@@ -73,13 +68,16 @@ impl<D: Decide> Grpc<D> {
     /// Decisions by `decide`; everything else goes to `rest` (see [`side_services`]).
     #[must_use]
     pub fn new(decide: D, rest: Routes, timeout: Duration, metrics: Arc<Metrics>) -> Self {
-        Self { decisions: Arc::new(Decisions { decide, timeout, metrics }), rest, connected: None }
+        let decisions = Arc::new(Decisions { decide, timeout, metrics });
+        Self { decisions, caller: Caller::ANYONE, rest, connected: None }
     }
 
     /// The same for one connection.
     #[must_use]
     pub fn of(self, connected: Connected) -> Self {
-        Self { connected: Some(connected), ..self }
+        let caller = connected.caller();
+        let decisions = Arc::new(self.decisions.on_behalf_of(caller));
+        Self { decisions, caller, connected: Some(connected), ..self }
     }
 }
 
@@ -102,7 +100,11 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Grpc<D> {
             }
         };
         if path == METHOD {
-            let decisions = self.decisions.on_behalf_of(caller);
+            let decisions = if caller == self.caller {
+                Arc::clone(&self.decisions)
+            } else {
+                Arc::new(self.decisions.on_behalf_of(caller))
+            };
             async move { Ok(decisions.call(request).await.map(Either::Left)) }.boxed()
         } else {
             // It is ready at all times.
@@ -156,7 +158,8 @@ pub(crate) async fn read_any<D: Decide>(bytes: &[u8], decide: &D) -> Result<Vec<
     let message: RateLimitRequest = unary::decode(bytes::Bytes::copy_from_slice(bytes), BODY_MAX)?;
     let (timeout, metrics) = (Duration::from_secs(1), Arc::new(Metrics::new("fuzz")));
     let decisions = Decisions { decide: decide.clone(), timeout, metrics };
-    decisions.decide(&message, None).await.map(|response| unary::encode(&response))
+    let verdict = decisions.decide(&message, None).await?;
+    Ok(answer::encode(&verdict, message.descriptors.len()))
 }
 
 /// What is behind the method.
@@ -198,12 +201,12 @@ impl<D: Decide> Decisions<D> {
             let began = Instant::now();
             let result = self.decide(&message, caller.map(within)).await;
             let answer = match &result {
-                Ok(response) if response.overall_code == code(true) => Answered::Allowed,
+                Ok(verdict) if verdict.allowed => Answered::Allowed,
                 Ok(_) => Answered::Denied,
                 Err(_) => Answered::Refused,
             };
             self.metrics.decided(Protocol::Grpc, answer, began.elapsed());
-            unary::reply(result.map(|response| unary::encode(&response)))
+            unary::reply(result.map(|verdict| answer::encode(&verdict, message.descriptors.len())))
         };
         tokio::time::timeout(limit, answer.instrument(span)).await.unwrap_or_else(|_| {
             self.metrics.timed_out(Protocol::Grpc);
@@ -215,7 +218,7 @@ impl<D: Decide> Decisions<D> {
         &self,
         message: &RateLimitRequest,
         deadline: Option<Duration>,
-    ) -> Result<RateLimitResponse, Status> {
+    ) -> Result<Verdict, Status> {
         let refused = |status: Status| {
             self.metrics.bad_request(Protocol::Grpc);
             status
@@ -229,7 +232,7 @@ impl<D: Decide> Decisions<D> {
         let verdict = self.decide.check(&request, deadline).await;
         let verdict = verdict.map_err(|fault| refused(Status::invalid_argument(fault.to_string())))?;
         super::describe(&message.domain, &verdict);
-        Ok(response(&verdict, descriptors.len()))
+        Ok(verdict)
     }
 }
 
@@ -303,111 +306,6 @@ fn limit_override(wire: &RateLimitOverride) -> Option<TokenBucket> {
 fn cost(hits: u64, negative: bool) -> Tokens {
     let cost = i64::try_from(hits).map_or(COST_MAX, Tokens::whole).min(COST_MAX);
     if negative { -cost } else { cost }
-}
-
-/// The answer on the wire: as many statuses as there were descriptors.
-fn response(verdict: &Verdict, descriptors: usize) -> RateLimitResponse {
-    let unmatched = DescriptorVerdict { allowed: verdict.allowed, limit: None };
-    let each = (0..descriptors).map(|i| verdict.descriptors.get(i).copied().unwrap_or(unmatched));
-    RateLimitResponse {
-        overall_code: code(verdict.allowed),
-        statuses: each.map(|d| status(&d, d.limit.and_then(|i| verdict.limits.get(i)))).collect(),
-        response_headers_to_add: headers(verdict),
-        dynamic_metadata: verdict.binding().map(metadata),
-        ..RateLimitResponse::default()
-    }
-}
-
-fn code(allowed: bool) -> i32 {
-    if allowed { Code::Ok.into() } else { Code::OverLimit.into() }
-}
-
-fn status(descriptor: &DescriptorVerdict, limit: Option<&LimitVerdict>) -> DescriptorStatus {
-    let code = code(descriptor.allowed);
-    match limit {
-        None => DescriptorStatus { code, ..DescriptorStatus::default() },
-        Some(limit) if limit.unlimited => {
-            DescriptorStatus { code, limit_remaining: u32::MAX, ..DescriptorStatus::default() }
-        }
-        Some(limit) => DescriptorStatus {
-            code,
-            current_limit: Some(RateLimit {
-                name: limit.policy.to_string(),
-                requests_per_unit: saturating(limit.limit),
-                unit: limit.per.map_or(WireUnit::Unknown, unit).into(),
-            }),
-            limit_remaining: saturating(limit.remaining),
-            // A denial that never ends has no time to give.
-            duration_until_reset: (limit.allowed || limit.retry_after.is_some())
-                .then(|| duration(limit.reset)),
-            quota: None,
-        },
-    }
-}
-
-fn saturating(n: u64) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
-}
-
-/// Envoy has no name for a window of any other length.
-fn unit(window: Window) -> WireUnit {
-    let seconds = window.seconds();
-    let same = |unit: &Unit| window == Window::Calendar(*unit) || unit.seconds() == seconds;
-    let Some(unit) = Unit::ALL.into_iter().find(same) else { return WireUnit::Unknown };
-    match unit {
-        Unit::Second => WireUnit::Second,
-        Unit::Minute => WireUnit::Minute,
-        Unit::Hour => WireUnit::Hour,
-        Unit::Day => WireUnit::Day,
-        Unit::Week => WireUnit::Week,
-        Unit::Month => WireUnit::Month,
-        Unit::Year => WireUnit::Year,
-    }
-}
-
-fn duration(time: Micros) -> wkt::Duration {
-    let time = time.to_duration();
-    wkt::Duration {
-        seconds: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        nanos: i32::try_from(time.subsec_nanos()).unwrap_or(0),
-    }
-}
-
-/// The same fields as over HTTP.
-fn headers(verdict: &Verdict) -> Vec<HeaderValue> {
-    let header = |key: &str, value: String| HeaderValue { key: key.into(), value, raw_value: Vec::new() };
-    let mut headers = Vec::with_capacity(6);
-    if let Some(fields) = verdict.fields() {
-        headers.push(header(Fields::POLICY, fields.policy));
-        headers.push(header(Fields::STATE, fields.state));
-        headers.push(header(Fields::X_LIMIT, fields.limit.to_string()));
-        headers.push(header(Fields::X_REMAINING, fields.remaining.to_string()));
-        headers.push(header(Fields::X_RESET, fields.reset.to_string()));
-        headers.extend(fields.retry_after.map(|s| header(Fields::RETRY_AFTER, s.to_string())));
-    }
-    if verdict.status() == Kind::Unavailable {
-        let why = if verdict.undecided { "no_policies" } else { "store_unavailable" };
-        headers.push(header(REASON_HEADER, why.into()));
-    }
-    headers
-}
-
-/// The limit that binds most, for Envoy's access logs and later filters.
-fn metadata(limit: &LimitVerdict) -> wkt::Struct {
-    use wkt::value::Kind::{BoolValue, NumberValue, StringValue};
-    let number = |n: i64| NumberValue(n as f64);
-    let mut fields = vec![
-        ("policy", StringValue(limit.policy.to_string())),
-        ("mode", StringValue(limit.mode.name().into())),
-        ("allowed", BoolValue(limit.allowed)),
-        ("reason", StringValue(limit.reason.name().into())),
-    ];
-    if !limit.unlimited {
-        fields.push(("remaining", number(i64::try_from(limit.remaining).unwrap_or(i64::MAX))));
-        fields.push(("reset_ms", number(limit.reset.ceil_millis())));
-    }
-    let fields = fields.into_iter().map(|(key, kind)| (key.to_owned(), wkt::Value { kind: Some(kind) }));
-    wkt::Struct { fields: fields.collect() }
 }
 
 #[cfg(test)]

@@ -49,7 +49,9 @@ const FIRST_PIECE: usize = 4 * 1024;
 /// Serves the connections of the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Http<D> {
+    /// For the caller that the connection alone tells.
     inner: Arc<Inner<D>>,
+    caller: Caller,
     connected: Option<Connected>,
 }
 
@@ -71,13 +73,15 @@ impl<D: Decide> Http<D> {
         metrics: Arc<Metrics>,
     ) -> Self {
         let inner = Inner { decide, forward_auth, timeout, metrics };
-        Self { inner: Arc::new(inner), connected: None }
+        Self { inner: Arc::new(inner), caller: Caller::ANYONE, connected: None }
     }
 
     /// The same for one connection.
     #[must_use]
     pub fn of(self, connected: Connected) -> Self {
-        Self { connected: Some(connected), ..self }
+        let caller = connected.caller();
+        let inner = Arc::new(self.inner.on_behalf_of(caller));
+        Self { inner, caller, connected: Some(connected) }
     }
 }
 
@@ -91,7 +95,11 @@ impl<D: Decide> hyper::service::Service<http::Request<Incoming>> for Http<D> {
         let peer = self.connected.as_ref().map_or(Ipv4Addr::UNSPECIFIED.into(), Connected::address);
         match caller {
             Ok(caller) => {
-                let inner = self.inner.on_behalf_of(caller);
+                let inner = if caller == self.caller {
+                    Arc::clone(&self.inner)
+                } else {
+                    Arc::new(self.inner.on_behalf_of(caller))
+                };
                 async move { Ok(inner.route(request, peer).await) }.boxed()
             }
             Err(why) => {

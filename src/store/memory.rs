@@ -2,6 +2,7 @@
 //!
 //! Nothing outlives the process: each start is a new session that has kept nothing.
 
+use super::names::BucketMap;
 use super::{
     AskedCount, CHARGES_MAX, Install, Prepare, Prepared, Session, SessionState, Store, StoreError, Take,
     Taken, TakenCharge,
@@ -11,7 +12,7 @@ use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::{self, Bucket, Generation, Moment, Shape, Unseen};
 use crate::quota::counted::{self, Allowance, Counted};
 use crate::quota::policy::BucketId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
@@ -44,9 +45,9 @@ struct Inner {
 
 #[derive(Default)]
 struct Shard {
-    buckets: HashMap<BucketId, Bucket>,
+    buckets: BucketMap<Bucket>,
     /// Limits that count; the other things that a shard needs to know of them are their span and how many entries they have.
-    counts: HashMap<BucketId, (Counted, Micros)>,
+    counts: BucketMap<(Counted, Micros)>,
     /// Entries of all counts.
     entries: usize,
     /// Each bucket once, in the order in which the sweep looks at them.

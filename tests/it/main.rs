@@ -3,6 +3,7 @@
 //! Run by `./tests/run`, which installs what they need. What each module shows is in its own head.
 #![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
+mod bench;
 mod cluster;
 mod console;
 mod costs;

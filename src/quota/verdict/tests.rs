@@ -302,3 +302,10 @@ proptest! {
         prop_assert!(i64::try_from(fields.reset).unwrap() * 1_000_000 >= seconds.max(1));
     }
 }
+
+#[test]
+fn numbers_in_decimal() {
+    for n in [0, 7, 10, 99, 100, 1_234_567_890, u64::MAX] {
+        assert_eq!(decimal(n, &mut [0; DIGITS_MAX]), n.to_string());
+    }
+}

@@ -78,16 +78,6 @@ pub fn reply(result: Result<Vec<u8>, Status>) -> Response<Reply> {
     response
 }
 
-/// A message with its prefix.
-pub fn encode(message: &impl Message) -> Vec<u8> {
-    let length = message.encoded_len();
-    let mut out = Vec::with_capacity(length.saturating_add(PREFIX));
-    out.push(0);
-    out.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
-    message.encode_raw(&mut out);
-    out
-}
-
 pub fn decode<M: Message + Default>(mut all: Bytes, max: usize) -> Result<M, Status> {
     if all.len() < PREFIX {
         return Err(Status::invalid_argument("the message broke off in its prefix"));
@@ -145,6 +135,12 @@ mod tests {
     use super::*;
     use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
     use tonic::Code;
+
+    /// A message with its prefix.
+    fn encode(message: &impl Message) -> Vec<u8> {
+        let length = u32::try_from(message.encoded_len()).unwrap();
+        [&[0], &length.to_be_bytes()[..], &message.encode_to_vec()].concat()
+    }
 
     fn read(bytes: &[u8]) -> Result<RateLimitRequest, Code> {
         decode(Bytes::copy_from_slice(bytes), 100).map_err(|status| status.code())

@@ -6,10 +6,10 @@ use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{EXACT_MAX, Shape, Unseen};
 use crate::quota::counted::{self, Allowance, Kind};
 use crate::quota::policy::BucketId;
+use crate::store::names::BucketMap;
 use crate::store::{CountCharge, Install, Prepare, Prepared, Take, TakeCharge, Taken, TakenCharge};
 use bytes::{Buf, BufMut, Bytes};
 use fred::types::Key;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 /// The most requests in one call ...
@@ -123,10 +123,10 @@ impl Stem {
 pub(super) struct Batch {
     /// Charges on counts may be among them: it is for `take_counts.lua`.
     counted: bool,
-    buckets: HashMap<BucketId, (u16, Shape, Option<Unseen>)>,
+    buckets: BucketMap<(u16, Shape, Option<Unseen>)>,
     order: Vec<BucketId>,
     shapes: Vec<u8>,
-    counts: HashMap<BucketId, (u16, Kind, Allowance)>,
+    counts: BucketMap<(u16, Kind, Allowance)>,
     count_order: Vec<BucketId>,
     allowances: Vec<u8>,
     requests: Vec<u8>,
