@@ -156,7 +156,8 @@ fn memory() -> MemoryStore {
 fn connect(redis: &Redis) -> RedisStore {
     let (cluster, region) = ("counts".to_owned(), "here".to_owned());
     // Under valgrind everything takes fifty times as long.
-    let config = RedisConfig { url: redis.url(), timeout: Duration::from_secs(10), cluster, region };
+    let config =
+        RedisConfig { url: redis.url(), timeout: Duration::from_secs(10), cluster, region, tls: None };
     RedisStore::connect(&config).expect("a good address")
 }
 

@@ -157,7 +157,7 @@ fn times_json(times: &Histogram) -> Value {
 fn shown(time: Duration) -> String {
     match time.as_micros() {
         ..10_000 => format!("{} µs", time.as_micros()),
-        ..10_000_000 => format!("{:.1} ms", time.as_secs_f64() * 1e3),
+        10_000..10_000_000 => format!("{:.1} ms", time.as_secs_f64() * 1e3),
         _ => format!("{:.1} s", time.as_secs_f64()),
     }
 }
@@ -174,7 +174,7 @@ mod tests {
         let mut one = Tally { allowed: 3, ..Tally::default() };
         one.denied.insert("over_limit".into(), 1);
         one.errors.insert("timeout".into(), 2);
-        [100, 200, 300, 20_000].map(|us| one.from_due.record(Duration::from_micros(us)));
+        [100, 200, 300, 20_000].iter().for_each(|us| one.from_due.record(Duration::from_micros(*us)));
         let targets = vec![("grpc://a:1".to_owned(), one.clone()), ("http://b:2".to_owned(), one)];
         let cpu = vec![("daemon".to_owned(), Duration::from_micros(80))];
         Report { rate, measured: Duration::from_secs(2), interrupted: false, not_sent: 5, targets, cpu }
