@@ -13,6 +13,7 @@ pub mod region;
 pub mod schema;
 pub mod screen;
 pub mod serve;
+pub mod snapshot;
 pub mod status;
 pub mod top;
 pub mod validate;
@@ -52,6 +53,8 @@ pub enum Command {
     Bucket(bucket::Args),
     /// Show or change which regions are in the cluster, and which of them vote
     Region(region::Args),
+    /// Save the pool to a file, and begin anew from one when a majority of the regions is lost
+    Snapshot(snapshot::Args),
     /// Write a policy file from another rate limiter's configuration
     Import(import::Args),
     /// Print the JSON Schema of region or policy files, for editors

@@ -65,6 +65,9 @@ pub struct Config {
     pub store: StoreConfig,
     /// The folder of the Raft log and snapshots.
     pub data_dir: PathBuf,
+    /// How long a daemon that is told to stop says that it is not ready, and serves all the same, before it takes no more
+    /// connections.
+    pub drain_wait: Duration,
     /// The regions that share the limits.
     pub cluster: Cluster,
     /// The policy file that is committed once, when the cluster has no policies.
@@ -113,6 +116,8 @@ pub enum StoreConfig {
     Embedded,
     /// In Redis.
     Redis(RedisConfig),
+    /// Nowhere: a witness has none.
+    None,
 }
 
 /// A region's Redis.
@@ -162,8 +167,18 @@ pub struct Cluster {
     /// The first voters, sorted by name, so that every region numbers them alike. At least one, at most
     /// [`REGIONS_MAX`].
     pub regions: Vec<Peer>,
+    /// Those of them that vote and serve nobody, sorted. Not all.
+    pub witnesses: Vec<RegionName>,
     /// The longest round trip between two regions that Raft's timeouts are to allow for.
     pub rtt_max: Duration,
+}
+
+impl Config {
+    /// Is this the daemon of a witness, which votes and serves nobody?
+    #[must_use]
+    pub fn is_witness(&self) -> bool {
+        self.cluster.witnesses.contains(&self.region)
+    }
 }
 
 impl Cluster {
@@ -171,6 +186,13 @@ impl Cluster {
     #[must_use]
     pub fn names(&self) -> Vec<RegionName> {
         self.regions.iter().map(|peer| Arc::clone(&peer.name)).collect()
+    }
+
+    /// The names of those that serve callers, and so have a part of every limit.
+    #[must_use]
+    pub fn serving(&self) -> Vec<RegionName> {
+        let serves = |peer: &&Peer| !self.witnesses.contains(&peer.name);
+        self.regions.iter().filter(serves).map(|peer| Arc::clone(&peer.name)).collect()
     }
 }
 

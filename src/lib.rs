@@ -9,6 +9,8 @@
 //! | --- | --- |
 //! | region | one place with one daemon and one store (its Redis) |
 //! | member | a region that is in the cluster, under a Raft node id that is another one in each of its lives |
+//! | witness | a member that votes, has no part of any limit and serves nobody |
+//! | level | which operations a member applies; what is too new for one of them is not proposed |
 //! | policy | one rule: what it matches, its limit, its consistency mode; the same in every region |
 //! | bucket | one policy for one set of descriptor values |
 //! | reserve | the part of a limit that each region may always spend, with no word from anyone |

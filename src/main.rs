@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Command::Policies(args) => cli::policies::run(&args),
         Command::Bucket(args) => cli::bucket::run(&args),
         Command::Region(args) => cli::region::run(&args),
+        Command::Snapshot(args) => cli::snapshot::run(&args),
         Command::Import(args) => cli::import::run(&args),
         Command::Schema(args) => cli::schema::run(&args),
         Command::Completions(args) => cli::schema::complete(&args),

@@ -17,7 +17,7 @@ use crate::limiter::newcomers::NewBuckets;
 use crate::limiter::{Core, Limiter};
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Mode, Policy};
-use crate::quota::pool::Standing;
+use crate::quota::pool::{LEVEL, Standing};
 use crate::quota::redaction::Redaction;
 use crate::raft::{self, Raft, RaftConfig, RaftError, RaftStatus};
 use crate::reconcile::{Progress, Reconcile};
@@ -69,7 +69,8 @@ pub enum NodeError {
 #[derive(Debug)]
 pub struct Node {
     inner: Arc<Inner>,
-    server: Server,
+    /// `None`: a witness serves nobody.
+    server: Option<Server>,
     reconcile: JoinHandle<()>,
     stop_reconcile: watch::Sender<bool>,
     stop_rest: watch::Sender<bool>,
@@ -89,6 +90,8 @@ struct Inner {
     overview: overview::Overview,
     /// What metrics show of the busiest buckets.
     hot: hot::Hot,
+    /// It has been told to stop.
+    stopping: AtomicBool,
     /// It has joined once: whatever happens to the quorum later, it serves what it holds.
     joined: AtomicBool,
     began: Instant,
@@ -104,11 +107,18 @@ impl Node {
     pub async fn start(config: Config, first_policies: Vec<Policy>) -> Result<Self, NodeError> {
         let live = Arc::new(Live::new(&config)?);
         let (peer, admin) = (bind(config.listen.peer)?, bind(config.listen.admin)?);
+        if config.redact_key.is_none() && !config.redact.is_empty() {
+            tracing::warn!(
+                "`redact` has no `redact_key_file`: whoever sees the names of buckets can try values until one fits"
+            );
+        }
         let redaction = redaction(&config);
         let mut raft_config = raft_config(&config);
-        raft_config.redaction = redaction.fingerprint();
         raft_config.seat = waiting::for_seat(&raft_config, &admin).await?;
-        let listeners = Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? };
+        let listeners = match config.is_witness() {
+            true => None,
+            false => Some(Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? }),
+        };
         let metrics = Arc::new(Metrics::new(&config.region));
         let unmatched_allowed = config.unmatched == Unmatched::Allow;
         let raft = Raft::start(raft_config, first_policies).await?;
@@ -144,6 +154,7 @@ impl Node {
             overview: overview::Overview::default(),
             hot: hot::Hot::default(),
             live: Arc::clone(&live),
+            stopping: AtomicBool::new(false),
             joined: AtomicBool::new(false),
             began: Instant::now(),
             config,
@@ -164,6 +175,10 @@ impl Node {
         tasks.push(tokio::spawn(until_able(Arc::clone(&inner), able, stopping.clone())));
         tasks.push(tokio::spawn(gauges::keep(Arc::clone(&inner), stopping.clone())));
         tasks.push(tokio::spawn(watch_over(Arc::clone(&inner), ready, stopping, fail)));
+        let Some(listeners) = listeners else {
+            tracing::info!("this is a witness: it votes, and serves nobody");
+            return Ok(Self { inner, server: None, reconcile, stop_reconcile, stop_rest, tasks, failed });
+        };
         let build = move |_| Limiter::new(store.worker(), Arc::clone(&core));
         let forward_auth = inner.config.forward_auth.clone().map(Arc::new);
         let mut options = server::Options { forward_auth, able: Some(is_able), ..server::Options::default() };
@@ -172,7 +187,7 @@ impl Node {
         options.connections_per_address_max = many(limits.connections_per_address);
         options.connection.streams_max = limits.streams;
         options.callers = live.callers.clone();
-        let server = server::start(listeners, options, metrics, is_ready, build).await?;
+        let server = Some(server::start(listeners, options, metrics, is_ready, build).await?);
         Ok(Self { inner, server, reconcile, stop_reconcile, stop_rest, tasks, failed })
     }
 
@@ -203,10 +218,15 @@ impl Node {
         }
     }
 
-    /// Takes no more connections, answers what is in flight, gives back what is borrowed, and stops.
+    /// Says that it is not ready for [`Config::drain_wait`], and serves; then takes no more connections, answers what is in flight,
+    /// gives back what is borrowed, and stops.
     pub async fn drain(self) {
         tracing::info!("draining");
-        if !self.server.drain().await {
+        self.inner.stopping.store(true, Ordering::Relaxed);
+        tokio::time::sleep(self.inner.config.drain_wait).await;
+        if let Some(server) = self.server
+            && !server.drain().await
+        {
             tracing::warn!("some connections did not end in time and were cut");
         }
         self.stop_reconcile.send_replace(true);
@@ -227,6 +247,9 @@ impl Node {
 impl Inner {
     fn not_ready(&self) -> Vec<String> {
         let mut why = Vec::new();
+        if self.stopping.load(Ordering::Relaxed) {
+            why.push("it has been told to stop".into());
+        }
         let health = self.store.health();
         if let Some(down) = health.down {
             why.push(format!("store: {down}"));
@@ -282,6 +305,15 @@ impl Inner {
                 "raft: region `{region}` has been removed from the cluster; stop this daemon (to come back: empty its data_dir, `quorate region add {region} --url URL`, start it)"
             ));
         }
+        if let Some(member) = member.as_ref().filter(|_| mine)
+            && member.witness != self.config.is_witness()
+        {
+            let (is, is_not) = ("a witness, which serves nobody", "a region that serves callers");
+            let (is, here) = if member.witness { (is, is_not) } else { (is_not, is) };
+            return Some(format!(
+                "raft: to the cluster `{region}` is {is}, and `cluster.witnesses` here makes it {here}; change the file, or remove it and add it again as what it is to be"
+            ));
+        }
         let leaves = mine && member.is_some_and(|m| matches!(m.standing, Standing::Leaving { .. }));
         leaves.then(|| format!("raft: region `{region}` is leaving the cluster"))
     }
@@ -293,11 +325,14 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-fn raft_config(config: &Config) -> RaftConfig {
+/// How a region takes part in Raft, as its file says.
+#[must_use]
+pub fn raft_config(config: &Config) -> RaftConfig {
     RaftConfig {
         region: config.region.clone(),
         cluster: config.cluster.name.to_string(),
         regions: config.cluster.regions.iter().map(|p| (p.name.clone(), p.url.to_string())).collect(),
+        witnesses: config.cluster.witnesses.clone(),
         data_dir: config.data_dir.clone(),
         seat: None,
         tls: config.peer_tls.as_ref().map(|tls| raft::PeerTls {
@@ -306,24 +341,23 @@ fn raft_config(config: &Config) -> RaftConfig {
             ca: tls.ca.clone(),
         }),
         rtt_max: config.cluster.rtt_max,
-        redaction: None,
+        redaction: redaction(config).fingerprint(),
+        level: LEVEL,
     }
 }
 
 /// Without a key of its own it takes the cluster's name: then values can be tried by whoever knows that.
 fn redaction(config: &Config) -> Redaction {
     let secret = config.redact_key.as_ref().map(Secret::expose);
-    if secret.is_none() && !config.redact.is_empty() {
-        tracing::warn!(
-            "`redact` has no `redact_key_file`: whoever sees the names of buckets can try values until one fits"
-        );
-    }
     Redaction::new(config.redact.clone(), secret.unwrap_or(&config.cluster.name))
 }
 
 fn store(config: &Config) -> Result<AnyStore, NodeError> {
     match &config.store {
-        StoreConfig::Embedded => Ok(AnyStore::Memory(MemoryStore::monotonic(wall_micros()))),
+        // Of a witness nothing is ever in it.
+        StoreConfig::Embedded | StoreConfig::None => {
+            Ok(AnyStore::Memory(MemoryStore::monotonic(wall_micros())))
+        }
         StoreConfig::Redis(redis) => {
             let config = RedisConfig {
                 url: redis.url.expose().to_owned(),

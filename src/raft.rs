@@ -12,6 +12,7 @@ mod network;
 mod node;
 mod propose;
 mod replica;
+mod save;
 mod seat;
 #[cfg(feature = "sim")]
 pub mod sim;
@@ -35,6 +36,7 @@ use tokio::time::Instant;
 pub use changes::{ChangeFeed, Changes};
 pub use members::VOTERS_MAX;
 pub use replica::Replica;
+pub use save::{Saved, SavedHeader, restore};
 pub use seat::find as find_seat;
 
 use network::wire::{MemberChange, MemberFault};
@@ -54,6 +56,8 @@ pub struct RaftConfig {
     pub cluster: String,
     /// The first voters and the URLs of their peer listeners, this region among them. The same in every region.
     pub regions: Vec<(RegionName, String)>,
+    /// Those of them that vote and serve nobody. The same in every region.
+    pub witnesses: Vec<RegionName>,
     /// Where the log and the snapshots live. Belongs to one region of one cluster for good.
     pub data_dir: PathBuf,
     /// What [`find_seat`] has found; `None`: nothing, and the cluster is asked when the node starts. (A cluster that is asked
@@ -66,6 +70,9 @@ pub struct RaftConfig {
     /// Sums up how the region names its buckets (see [`crate::quota::redaction`]): those that do it otherwise share none with it, and are
     /// refused.
     pub redaction: Option<u64>,
+    /// The level of operations that this node says it applies: [`LEVEL`](crate::quota::pool::LEVEL), unless a test wants it to
+    /// pass for an older version.
+    pub level: u32,
 }
 
 /// The longest round trip between regions that is assumed where nobody says otherwise.
@@ -121,7 +128,7 @@ pub enum RaftError {
     },
     /// The data directory is empty, and a peer knows this region with data.
     #[error(
-        "data_dir {}: it is empty, but `{peer}` has met this region with data; restore the directory, or let the region come back as another node with `quorate region remove NAME --presume-dead` and `quorate region add NAME` (one that lost its log may not vote again as it was; if the cluster never held anything, empty the data_dir of every region)",
+        "data_dir {}: it is empty, but `{peer}` has met this region with data. If a daemon of this region runs elsewhere: one region is one daemon, and a second one is a region of its own; see docs/operations.md, One daemon a region. Else restore the directory, or let the region come back as another node with `quorate region remove NAME --presume-dead` and `quorate region add NAME` (one that lost its log may not vote again as it was; if the cluster never held anything, empty the data_dir of every region)",
         path.display()
     )]
     DataLost {
@@ -131,7 +138,7 @@ pub enum RaftError {
         peer: RegionName,
     },
     /// The log or every snapshot is damaged, or another process has them open.
-    #[error("data_dir {}: {what}; stop what else uses it, or restore the directory as a whole", path.display())]
+    #[error("data_dir {}: {what}; stop what else uses it (one region is one daemon), or restore the directory as a whole", path.display())]
     Storage {
         /// The directory.
         path: PathBuf,
@@ -172,6 +179,12 @@ pub enum ProposeError {
     /// More than one entry may carry: see [`OPS_MAX`] and [`ENTRY_BYTES_MAX`].
     #[error("the proposal is larger than {OPS_MAX} operations or {ENTRY_BYTES_MAX} bytes")]
     TooLarge,
+    /// The member with this node id may not be able to apply it: it is of an older version, or has not said yet of which one.
+    #[error("a region may be too old for it (node {node})")]
+    TooNew {
+        /// Its node id.
+        node: u64,
+    },
 }
 
 /// The most operations in one log entry, and so in one proposal.

@@ -647,6 +647,7 @@ fn outcome(result: &Result<Applied, ProposeError>) -> &'static str {
         Err(ProposeError::Unknown) => "unknown",
         Err(ProposeError::Refused) => "refused",
         Err(ProposeError::TooLarge) => "too_large",
+        Err(ProposeError::TooNew { .. }) => "too_new",
     }
 }
 

@@ -2,13 +2,15 @@
 //! that can be slow or cut.
 #![allow(clippy::disallowed_methods, reason = "tests and benchmarks measure with whatever clock they like")]
 
+#[path = "raft/levels.rs"]
+mod levels;
 #[path = "raft/members.rs"]
 mod members;
 #[path = "raft/peers.rs"]
 mod peers;
 
 use quorate::quota::policy::RegionName;
-use quorate::quota::pool::{Applied, Op};
+use quorate::quota::pool::{Applied, LEVEL, Op};
 use quorate::raft::{LogLimits, PeerTls, ProposeError, Raft, RaftConfig, RaftError, RaftStatus, Role};
 use quorate::wan::Link;
 use std::collections::BTreeMap;
@@ -36,6 +38,8 @@ struct Cluster {
     limits: LogLimits,
     tls: Vec<Option<PeerTls>>,
     redaction: Vec<Option<u64>>,
+    witnesses: Vec<RegionName>,
+    levels: Vec<u32>,
 }
 
 struct Node {
@@ -67,6 +71,8 @@ impl Cluster {
             limits: LogLimits::default(),
             tls: vec![None; NAMES.len()],
             redaction: vec![None; NAMES.len()],
+            witnesses: Vec::new(),
+            levels: vec![LEVEL; NAMES.len()],
         }
     }
 
@@ -93,6 +99,7 @@ impl Cluster {
         self.nodes.push(None);
         self.tls.push(None);
         self.redaction.push(None);
+        self.levels.push(LEVEL);
         self.nodes.len() - 1
     }
 
@@ -115,6 +122,8 @@ impl Cluster {
             tls: self.tls[i].clone(),
             rtt_max: self.rtt_max,
             redaction: self.redaction[i],
+            witnesses: self.witnesses.clone(),
+            level: self.levels[i],
         }
     }
 

@@ -26,6 +26,8 @@ use tokio::time::Instant;
 /// What regions are called, in order; there can be no more.
 const NAMES: [&str; 9] =
     ["us-east", "eu-west", "ap-south", "us-west", "eu-north", "ap-east", "sa-east", "af-south", "me-central"];
+/// What a witness is called.
+const WITNESS: &str = "witness";
 /// Ports from one region to the next.
 const PORTS_A_REGION: u16 = 10;
 /// Of the first region's ports, the one where lines are cut and joined.
@@ -47,6 +49,9 @@ pub struct Args {
     /// How many regions
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=9))]
     pub regions: u16,
+    /// Besides, a witness: it votes, and serves nobody
+    #[arg(long)]
+    pub witness: bool,
     /// A policy file [default: the commented example, config/policies.yaml]
     #[arg(long, value_name = "FILE")]
     pub policies: Option<PathBuf>,
@@ -62,6 +67,18 @@ pub struct Args {
     /// Where state goes [default: a temporary folder]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
+}
+
+impl Args {
+    /// How many daemons there are.
+    fn members(&self) -> u16 {
+        self.regions + u16::from(self.witness)
+    }
+
+    /// The name of one of them: the witness comes last.
+    fn name(&self, member: u16) -> RegionName {
+        if member >= self.regions { WITNESS.into() } else { name(member) }
+    }
 }
 
 /// Where buckets live.
@@ -144,7 +161,7 @@ struct Dev {
 
 impl Dev {
     async fn start(args: &Args, policies: &[Policy]) -> anyhow::Result<Self> {
-        let last = u32::from(args.base_port) + u32::from((args.regions - 1) * PORTS_A_REGION) + 4;
+        let last = u32::from(args.base_port) + u32::from((args.members() - 1) * PORTS_A_REGION) + 4;
         if args.base_port == 0 || last > u32::from(u16::MAX) {
             bail!(
                 "--base-port {}: {} regions need ports up to {last}; choose a lower one",
@@ -162,20 +179,21 @@ impl Dev {
         let mut lines = Lines::default();
         let mut servers = Vec::new();
         let mut configs = Vec::new();
-        for me in 0..args.regions {
+        for me in 0..args.members() {
             let mut peers = Vec::new();
-            for other in 0..args.regions {
+            for other in 0..args.members() {
                 let mut at = addr(args, other, 2);
                 if other != me && !args.wan_rtt.is_zero() {
-                    let line = lines.lay(name(me), name(other), at, args.wan_rtt / 2).await;
+                    let line = lines.lay(args.name(me), args.name(other), at, args.wan_rtt / 2).await;
                     at = line.context("cannot lay a line between regions")?;
                 }
                 let url = PeerUrl { tls: false, host: at.ip().to_string().into(), port: at.port() };
-                peers.push(Peer { name: name(other), url });
+                peers.push(Peer { name: args.name(other), url });
             }
             peers.sort_by(|a, b| a.name.cmp(&b.name));
-            let dir = data_dir.join(&*name(me));
+            let dir = data_dir.join(&*args.name(me));
             let store = match args.redis {
+                _ if me >= args.regions => StoreConfig::None,
                 RedisKind::Embedded => StoreConfig::Embedded,
                 RedisKind::Spawn => {
                     let server = redis::Server::start(addr(args, me, 4), &dir.join("redis")).await?;
@@ -245,6 +263,7 @@ impl Dev {
         };
         let n = args.regions;
         let plural = if n == 1 { "" } else { "s" };
+        let plural = if args.witness { format!("{plural} and a witness") } else { plural.into() };
         out += &format!(
             "{bold}Quorate{plain}: {n} region{plural} in one process, {} ms apart, {buckets}. Ready after {} ms.\n\n",
             args.wan_rtt.as_millis(),
@@ -253,8 +272,12 @@ impl Dev {
         out += &format!("  {dim}{:<12}{:<24}{:<18}{:<24}{plain}\n", "region", "HTTP", "gRPC", "admin");
         for config in &self.configs {
             let l = &config.listen;
-            let (http, admin) = (format!("http://{}", l.http), format!("http://{}", l.admin));
-            out += &format!("  {:<12}{http:<24}{:<18}{admin:<24}\n", config.region, l.grpc.to_string());
+            let (mut http, mut grpc, admin) =
+                (format!("http://{}", l.http), l.grpc.to_string(), format!("http://{}", l.admin));
+            if config.is_witness() {
+                (http, grpc) = ("(votes, serves nobody)".into(), "-".into());
+            }
+            out += &format!("  {:<12}{http:<24}{grpc:<18}{admin:<24}\n", config.region);
         }
         out.push('\n');
         for policy in policies.iter().take(8) {
@@ -273,7 +296,7 @@ impl Dev {
             let (http, admin) = (first.listen.http, first.listen.admin);
             let values: Vec<String> = policy.matches.iter().map(example).collect();
             let values = values.join(" ");
-            let last = self.configs.last().unwrap_or(first).listen.http;
+            let last = self.configs.iter().rfind(|config| !config.is_witness()).unwrap_or(first).listen.http;
             out += &format!(
                 "\n{bold}Try:{plain}\n  {me} check --addr http://{http} --domain {} {values}\n  \
                  for i in $(seq 120); do {me} check --addr http://{last} --domain {} {values}; done | sort | uniq -c | sort -rn | head -3\n  \
@@ -295,7 +318,7 @@ impl Dev {
 
 fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir: PathBuf) -> Config {
     Config {
-        region: name(me),
+        region: args.name(me),
         listen: Listen {
             http: addr(args, me, 0),
             grpc: addr(args, me, 1),
@@ -307,8 +330,10 @@ fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir
         cluster: Cluster {
             name: "dev".into(),
             regions,
+            witnesses: if args.witness { vec![WITNESS.into()] } else { Vec::new() },
             rtt_max: args.wan_rtt.max(crate::raft::RTT_MAX_DEFAULT),
         },
+        drain_wait: Duration::ZERO,
         policies: None,
         unmatched: Unmatched::Allow,
         peer_tls: None,

@@ -45,6 +45,9 @@ pub enum Action {
         /// Give it no vote
         #[arg(long)]
         learner: bool,
+        /// It is to vote, have no part of any limit, and serve nobody
+        #[arg(long, conflicts_with = "learner")]
+        witness: bool,
     },
     /// Remove a region: its part of every limit goes to the others
     Remove {
@@ -86,7 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
         let done = match &args.action {
             Action::List { json } => list(&admin, *json).await,
-            Action::Add { name, url, learner } => add(&admin, name, url, *learner).await,
+            Action::Add { name, url, learner, witness } => add(&admin, name, url, *learner, *witness).await,
             Action::Remove { name, presume_dead } => remove(&admin, name, *presume_dead).await,
             Action::Promote { name } => {
                 admin.act(name, "promote").await.map(|step| println!("{name} votes (node {})", step.node))
@@ -127,8 +130,11 @@ async fn list(admin: &Admin, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn add(admin: &Admin, name: &str, url: &str, learner: bool) -> anyhow::Result<()> {
-    let body = json!({ "region": name, "url": url });
+async fn add(admin: &Admin, name: &str, url: &str, learner: bool, witness: bool) -> anyhow::Result<()> {
+    let mut body = json!({ "region": name, "url": url });
+    if witness && let Some(body) = body.as_object_mut() {
+        body.insert("witness".into(), true.into());
+    }
     let step = admin.finish(name, |a| a.http.post(&a.url).json_body(&body)).await?;
     println!("{name} follows the log as node {}; start its daemon, if it does not run yet", step.node);
     let voters =
@@ -140,6 +146,10 @@ async fn add(admin: &Admin, name: &str, url: &str, learner: bool) -> anyhow::Res
     } else {
         admin.act(name, "promote").await?;
         println!("{name} votes");
+    }
+    if witness {
+        println!("{name} is in: a witness, which has no part of any limit");
+        return Ok(());
     }
     admin.settled(name).await?;
     println!("{name} is in: it has its part of every limit");
@@ -157,6 +167,7 @@ fn table(state: &RegionsState) -> String {
     let line = |r: &RegionState| {
         let reachable = if r.reachable { "reachable" } else { "UNREACHABLE" };
         let leads = if r.leads { ", leads" } else { "" };
+        let leads = if r.witness { format!(", witness{leads}") } else { leads.to_owned() };
         let waits = r.waits_for.as_ref().map(|w| format!(", waits for {w}")).unwrap_or_default();
         let url = r.url.as_deref().unwrap_or("-");
         format!(
@@ -291,6 +302,7 @@ mod tests {
             url: Some("https://a:8082".into()),
             standing: "in".into(),
             role: role.into(),
+            witness: false,
             leads: role == "voter",
             reachable: waits_for.is_none(),
             waits_for: waits_for.map(Into::into),

@@ -26,7 +26,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(config) => config,
         Err(error) => return Ok(refuse(&error)),
     };
-    let regions = config.cluster.names();
+    let regions = config.cluster.serving();
     let load = |file| config::policies::load(file, Some(&regions));
     let policies = match config.policies.as_deref().map(load).transpose() {
         Ok(policies) => policies.unwrap_or_default(),

@@ -46,7 +46,10 @@ fn describe(state: &State) -> String {
         format!("NOT READY: {}", state.not_ready.join("; "))
     };
     // Writing to a String does not fail.
-    let _ = writeln!(w, "region   {} of {}, quorate {}, {ready}", state.region, state.cluster, state.version);
+    let is_witness = |name: &str| state.regions.get(name).is_some_and(|region| region.witness);
+    let witness = |name: &str| if is_witness(name) { " (witness)" } else { "" };
+    let (me, what) = (&state.region, witness(&state.region));
+    let _ = writeln!(w, "region   {me}{what} of {}, quorate {}, {ready}", state.cluster, state.version);
     let raft = &state.raft;
     let _ = writeln!(
         w,
@@ -63,7 +66,8 @@ fn describe(state: &State) -> String {
     let others = [("learners", &raft.learners), ("leaving", &raft.leaving)];
     let others = others.iter().filter(|(_, names)| !names.is_empty());
     let others: String = others.map(|(what, names)| format!("; {what} {}", names.join(", "))).collect();
-    let _ = writeln!(w, "members  voters {}{others}", raft.voters.join(", "));
+    let voters: Vec<String> = raft.voters.iter().map(|name| format!("{name}{}", witness(name))).collect();
+    let _ = writeln!(w, "members  voters {}{others}", voters.join(", "));
     let store = &state.store;
     let attached = if store.attached { "attached" } else { "DETACHED" };
     let _ = write!(w, "store    {}, {attached}", store.kind);
@@ -77,7 +81,7 @@ fn describe(state: &State) -> String {
         let said = state.regions.get(&peer.region).map(said).unwrap_or_default();
         let _ = writeln!(w, "peer     {:<16} {how}, round trip {rtt}, {}{said}", peer.region, peer.address);
     }
-    for (name, region) in &state.regions {
+    for (name, region) in state.regions.iter().filter(|(_, region)| !region.witness) {
         let passes = state.traffic.values().filter_map(|traffic| traffic.regions.get(name));
         let (admitted, denied) = passes
             .fold((0_u64, 0_u64), |(a, d), r| (a.saturating_add(r.admitted), d.saturating_add(r.denied)));

@@ -73,7 +73,7 @@ fn people(state: &State, hottest: &[&HotBucket]) -> String {
         second % 60,
         state.cluster,
         state.region,
-        state.regions.len()
+        serving(state).count()
     );
     let _ = writeln!(
         out,
@@ -89,7 +89,7 @@ fn people(state: &State, hottest: &[&HotBucket]) -> String {
         "{:<bucket_width$}  {:<policy_width$}  {:>9}  {:>9}",
         "BUCKET", "POLICY", "ADMITTED", "DENIED"
     );
-    for name in state.regions.keys() {
+    for name in serving(state) {
         let _ = write!(out, "  {name:>24}");
     }
     out.push('\n');
@@ -102,7 +102,7 @@ fn people(state: &State, hottest: &[&HotBucket]) -> String {
             rate(hot.admitted),
             rate(hot.denied)
         );
-        for name in state.regions.keys() {
+        for name in serving(state) {
             let part = hot.regions.get(name).filter(|part| part.remaining.is_some());
             let words = part.map_or("-".into(), |part| {
                 format!("{} -{} left {}", rate(part.admitted), rate(part.denied), part.remaining.unwrap_or(0))
@@ -116,6 +116,11 @@ fn people(state: &State, hottest: &[&HotBucket]) -> String {
     }
     out.truncate(out.trim_end().len());
     out
+}
+
+/// Nothing passes a witness.
+fn serving(state: &State) -> impl Iterator<Item = &String> {
+    state.regions.iter().filter(|(_, region)| !region.witness).map(|(name, _)| name)
 }
 
 fn cut_off((name, region): (&String, &RegionView)) -> String {

@@ -229,7 +229,11 @@ impl Checked {
         match &self.result {
             Err(error) => writeln!(err, "{error}"),
             Ok(Content::Region(config)) => {
-                let names: Vec<String> = config.cluster.names().iter().map(ToString::to_string).collect();
+                let witness = |name: &RegionName| match config.cluster.witnesses.contains(name) {
+                    true => format!("{name}, a witness"),
+                    false => name.to_string(),
+                };
+                let names: Vec<String> = config.cluster.names().iter().map(witness).collect();
                 writeln!(
                     out,
                     "{file}: region `{}` of cluster `{}` ({}): valid",
@@ -255,7 +259,7 @@ impl Checked {
                 json!({ "file": file, "valid": false, "faults": faults.iter().map(fault_json).collect::<Vec<_>>() })
             }
             Ok(Content::Region(config)) => {
-                let regions: Vec<_> = config.cluster.names().iter().map(ToString::to_string).collect();
+                let regions: Vec<_> = config.cluster.serving().iter().map(ToString::to_string).collect();
                 json!({ "file": file, "valid": true, "region": &*config.region, "cluster": &*config.cluster.name, "regions": regions })
             }
             Ok(Content::Policies(policies)) => {

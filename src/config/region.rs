@@ -26,6 +26,7 @@ pub const KEYS: &[&str] = &[
     "listen",
     "store",
     "data_dir",
+    "drain_wait",
     "cluster",
     "policies",
     "unmatched",
@@ -45,7 +46,10 @@ const LISTEN: &[&str] = &["http", "grpc", "peer", "admin"];
 const STORE: &[&str] = &["redis", "embedded"];
 const REDIS: &[&str] = &["url", "url_file", "tls", "timeout"];
 const REDIS_TLS: &[&str] = &["ca", "cert", "key"];
-const CLUSTER: &[&str] = &["name", "regions", "rtt_max"];
+const CLUSTER: &[&str] = &["name", "regions", "witnesses", "rtt_max"];
+/// What a witness has none of.
+const SERVING: &[&str] =
+    &["store", "unmatched", "caller_tls", "caller_tokens_file", "caller_limits", "forward_auth"];
 const PEER_TLS: &[&str] = &["cert", "key", "ca"];
 const FORWARD_AUTH: &[&str] = &["domain", "trusted_proxies", "attributes"];
 const TELEMETRY: &[&str] = &["otlp", "sampling", "log", "log_filter"];
@@ -53,6 +57,7 @@ const TELEMETRY: &[&str] = &["otlp", "sampling", "log", "log_filter"];
 const DATA_DIR: &str = "/var/lib/quorate";
 const REDIS_URL: &str = "redis://127.0.0.1:6379";
 const REDIS_TIMEOUT: Duration = Duration::from_millis(20);
+const DRAIN_WAIT_MAX: Duration = Duration::from_secs(300);
 const RTT_MAX: Duration = Duration::from_millis(250);
 const KEY_BYTES_MAX: usize = 255;
 const REDACT_MAX: usize = 1_000;
@@ -73,14 +78,26 @@ pub fn parse(file: &Path, text: &str, variables: &[(OsString, OsString)]) -> Res
     faults.or(config)
 }
 
-/// The names of the regions in a region file, sorted, whatever else may be wrong with it.
+/// The names of the regions in a region file that serve callers, sorted, whatever else may be wrong with it.
 #[must_use]
 pub fn region_names(root: &Node) -> Vec<RegionName> {
-    let regions = entry(root, "cluster").and_then(|cluster| entry(cluster, "regions"));
-    let Some(Value::Map(regions)) = regions.map(|node| &node.value) else { return Vec::new() };
+    let cluster = |key| entry(root, "cluster").and_then(|cluster| entry(cluster, key));
+    let Some(Value::Map(regions)) = cluster("regions").map(|node| &node.value) else { return Vec::new() };
+    let witnesses: Vec<&str> = match cluster("witnesses").map(|node| &node.value) {
+        Some(Value::List(items)) => items.iter().filter_map(text).collect(),
+        _ => Vec::new(),
+    };
+    let serving = regions.iter().filter(|(key, _)| !witnesses.contains(&key.name.as_str()));
     let names: BTreeSet<RegionName> =
-        regions.iter().filter_map(|(key, _)| decode::name(&key.name).ok().map(Arc::from)).collect();
+        serving.filter_map(|(key, _)| decode::name(&key.name).ok().map(Arc::from)).collect();
     names.into_iter().collect()
+}
+
+fn text(node: &Node) -> Option<&str> {
+    match &node.value {
+        Value::Text(text) => Some(text),
+        _ => None,
+    }
 }
 
 fn entry<'n>(node: &'n Node, name: &str) -> Option<&'n Node> {
@@ -101,8 +118,13 @@ impl Reader<'_> {
         let listen = self.listen(&top, tls);
         let cluster = self.cluster(&top, tls);
         let region = self.region(&top, cluster.as_ref());
-        let store = self.store(&top);
+        let witness = cluster.as_ref().zip(region.as_ref());
+        let witness = witness.is_some_and(|(cluster, region)| cluster.witnesses.contains(region));
+        let store = if witness { self.serves_nobody(&top) } else { self.store(&top) };
         let data_dir = top.read_or("data_dir", DATA_DIR.into(), self.faults, |t| path(self.folder, t));
+        let (min, max) = (Duration::ZERO, DRAIN_WAIT_MAX);
+        let drain_wait =
+            top.read_or("drain_wait", Duration::ZERO, self.faults, |text| decode::duration(text, min, max));
         let policies = self.optional(&top, "policies", path);
         let unmatched = top.read_or("unmatched", Unmatched::Allow, self.faults, |text| {
             choice(text, &[("allow", Unmatched::Allow), ("deny", Unmatched::Deny)])
@@ -126,6 +148,7 @@ impl Reader<'_> {
             listen: listen?,
             store: store?,
             data_dir: data_dir?,
+            drain_wait: drain_wait?,
             cluster: cluster?,
             policies: policies?,
             unmatched: unmatched?,
@@ -260,7 +283,47 @@ impl Reader<'_> {
             fields.read_or("rtt_max", RTT_MAX, self.faults, |text| decode::duration(text, min, max));
         let mend = "list every region and its peer URL, the same in every region";
         let regions = fields.need("regions", mend, self.faults).and_then(|node| self.peers(node, tls));
-        Some(Cluster { name: name?, regions: regions?, rtt_max: rtt_max? })
+        let witnesses = self.witnesses(&fields, regions.as_deref());
+        Some(Cluster { name: name?, regions: regions?, witnesses: witnesses?, rtt_max: rtt_max? })
+    }
+
+    fn witnesses(&mut self, fields: &Fields<'_>, regions: Option<&[Peer]>) -> Option<Vec<RegionName>> {
+        let Some(node) = fields.get("witnesses") else { return Some(Vec::new()) };
+        let items = decode::items(node, "cluster.witnesses", self.faults)?;
+        let known = |name: &str| regions.is_none_or(|all| all.iter().any(|peer| &*peer.name == name));
+        let read = |item: &Node| {
+            decode::read(item, "cluster.witnesses", self.faults, |text| {
+                let name: RegionName = decode::name(text)?.into();
+                if known(&name) {
+                    return Ok(name);
+                }
+                let what = format!("names {}, which is not among `cluster.regions`", shown(text));
+                Err(Wrong::new(what, "give it a peer URL there, too"))
+            })
+        };
+        let names: Option<BTreeSet<RegionName>> = items.iter().map(read).collect();
+        let names: Vec<RegionName> = names?.into_iter().collect();
+        if regions.is_some_and(|all| names.len() >= all.len()) {
+            let what = "`cluster.witnesses` leaves no region that serves callers";
+            self.faults.push(&node.mark, what, "take one out");
+            return None;
+        }
+        Some(names)
+    }
+
+    /// A witness votes, and that is all: what is for callers has no meaning there.
+    fn serves_nobody(&mut self, top: &Fields<'_>) -> Option<StoreConfig> {
+        let listen =
+            |key| Some((top.get("listen").and_then(|listen| entry(listen, key))?, format!("listen.{key}")));
+        let keys = SERVING.iter().filter_map(|key| Some((top.get(key)?, (*key).to_owned())));
+        let all: Vec<(&Node, String)> = keys.chain(["http", "grpc"].into_iter().filter_map(listen)).collect();
+        for (node, key) in &all {
+            let what = format!(
+                "`{key}` is there, and this region is one of `cluster.witnesses`, which serve nobody"
+            );
+            self.faults.push(&node.mark, what, "take it out");
+        }
+        all.is_empty().then_some(StoreConfig::None)
     }
 
     fn peers(&mut self, node: &Node, tls: bool) -> Option<Vec<Peer>> {

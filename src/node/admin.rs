@@ -60,6 +60,10 @@ impl AdminSource for Inner {
         Self::not_ready(self)
     }
 
+    fn is_witness(&self) -> bool {
+        self.config.is_witness()
+    }
+
     fn metrics(&self, format: MetricsFormat) -> Result<String, std::fmt::Error> {
         let m = &self.core.metrics;
         gauges::show_raft(m, &self.raft.status());
@@ -146,6 +150,10 @@ impl AdminSource for Inner {
         Arc::clone(&self.overview.feed)
     }
 
+    fn save(&self) -> BoxFuture<'_, std::io::Result<Vec<u8>>> {
+        self.raft.save().boxed()
+    }
+
     fn reset_bucket(&self, request: ResetRequest) -> BoxFuture<'_, Result<BucketReset, ResetError>> {
         self.decide_reset(request).boxed()
     }
@@ -190,13 +198,13 @@ impl Inner {
         }
     }
 
-    /// The regions that are in the cluster, or are to found it.
+    /// The regions that serve callers: those in the cluster, or those that are to found it.
     fn region_names(&self) -> Vec<RegionName> {
         let pool = self.raft.pool();
         let pool = pool.read();
-        let members = pool.members().filter(|member| member.standing == Standing::In);
+        let members = pool.members().filter(|member| member.standing == Standing::In && !member.witness);
         let names: Vec<RegionName> = members.map(|member| member.name).collect();
-        if names.is_empty() { self.config.cluster.names() } else { names }
+        if names.is_empty() { self.config.cluster.serving() } else { names }
     }
 
     pub(super) fn describe(&self) -> State {
@@ -276,6 +284,7 @@ impl Inner {
         let session = self.store.session().borrow().session();
         StoreState {
             kind: match &self.store {
+                AnyStore::Memory(_) if self.config.is_witness() => "none".into(),
                 AnyStore::Memory(_) => "embedded".into(),
                 #[allow(unreachable_patterns)]
                 _ => "redis".into(),
@@ -384,7 +393,7 @@ impl Inner {
         let pool = pool.read();
         let tau = self.raft.applied_at().tau(&pool, clock::now());
         let seen = BucketsSeen { pool: &pool, me: None, tau };
-        let present = pool.members().filter(|member| member.standing != Standing::Out);
+        let present = pool.members().filter(|member| member.standing != Standing::Out && !member.witness);
         let turn = self.turn_of(&pool, id, bucket);
         let regions = present.map(|Member { id: region, name, .. }| {
             let less =
@@ -490,6 +499,10 @@ pub(super) fn books_state(books: &Books, regions: &[RegionName]) -> BooksState {
 pub(super) fn unanswered(error: ProposeError) -> ApplyError {
     match error {
         ProposeError::Unknown => ApplyError::Unknown("no answer from the leader in time".into()),
+        ProposeError::TooNew { .. } => ApplyError::Refused(
+            "a region of the cluster may run a version that does not know this yet: upgrade all, see in `quorate status` that all can be reached, and try again"
+                .into(),
+        ),
         ProposeError::TooLarge => ApplyError::Refused("it is too large for one entry of the log".into()),
         ProposeError::NotSent { .. } | ProposeError::Refused => ApplyError::Unavailable(error.to_string()),
     }

@@ -42,6 +42,7 @@ impl Inner {
                 url: node.map(|node| node.url.clone()),
                 standing: standing.into(),
                 role: role(node).into(),
+                witness: member.witness,
                 leads: status.leader.as_ref() == Some(&member.name),
                 reachable: self.reaches(&status, &member.name),
                 waits_for: self.waits_for(&member),
@@ -58,7 +59,7 @@ impl Inner {
     ) -> Result<RegionStep, ApplyError> {
         let until = Instant::now() + STEP_WITHIN;
         match action {
-            RegionAction::Add { url } => self.add_region(name, &url, until).await,
+            RegionAction::Add { url, witness } => self.add_region(name, &url, witness, until).await,
             RegionAction::Remove { presume_dead } => self.remove_region(name, presume_dead, until).await,
             RegionAction::Promote => {
                 let node = self.node_of(name)?;
@@ -75,10 +76,20 @@ impl Inner {
         }
     }
 
-    async fn add_region(&self, name: &str, url: &str, until: Instant) -> Result<RegionStep, ApplyError> {
+    async fn add_region(
+        &self,
+        name: &str,
+        url: &str,
+        witness: bool,
+        until: Instant,
+    ) -> Result<RegionStep, ApplyError> {
         let tls = self.config.peer_tls.is_some();
         let peer = config::peer(name, url, tls).map_err(|fault| ApplyError::Invalid(vec![fault]))?;
         let known = self.member(name);
+        if let Some(member) = known.as_ref().filter(|m| m.standing == Standing::In && m.witness != witness) {
+            let is = if member.witness { "as a witness" } else { "as a region that serves callers" };
+            return Err(ApplyError::Refused(format!("`{name}` is in already, {is}; remove it first")));
+        }
         if known.as_ref().is_none_or(|member| member.standing != Standing::In) {
             // Its former life has to be forgotten first: one region is one member.
             if let Some(node) = self.raft.status().members.iter().find(|m| m.region == peer.name) {
@@ -88,7 +99,8 @@ impl Inner {
                 )));
             }
             let add = AddRegion { name: peer.name.clone(), previous: known.map_or(0, |member| member.node) };
-            self.commit(Op::AddRegion(add), until, || self.why_not_added(name)).await?;
+            let op = if witness { Op::AddWitness(add) } else { Op::AddRegion(add) };
+            self.commit(op, until, || self.why_not_added(name)).await?;
         }
         let Some(member) = self.member(name).filter(|member| member.standing == Standing::In) else {
             return Err(ApplyError::Unavailable(format!("`{name}` is not seen here yet")));

@@ -15,6 +15,7 @@ mod ledger;
 mod members;
 mod policies;
 mod resets;
+mod restore;
 mod view;
 mod walk;
 mod wall;
@@ -26,14 +27,15 @@ mod tests;
 pub use clock::RaftClock;
 pub use decide::SLOW;
 pub use entry::{
-    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, Join, NoReset, Op, PolicyOutcome, RegionId,
-    RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
+    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, LEVEL, NoReset, Op, PolicyOutcome,
+    RegionId, RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
-pub use former::{PoolV1, PoolV2, PoolV3};
+pub use former::{AsPoolV4, PoolV1, PoolV2, PoolV3, PoolV4};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
 pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};
 pub use resets::{RESET_TEXT_MAX, RESETS_MAX, Reset};
+pub use restore::Spent;
 pub use view::{Books, BucketView, Inquiry, Preview};
 pub use wall::Reading;
 
@@ -61,7 +63,7 @@ pub const BUCKETS_MAX: usize = 4_000_000;
 const EVICT_STEP: usize = 16;
 
 /// The pool of a cluster. Snapshots hold it as it is: change its layout, or that of anything in it, and they need a new
-/// format (see [`PoolV1`] to [`PoolV3`]).
+/// format (see [`PoolV1`] to [`PoolV4`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     members: Members,
@@ -73,6 +75,8 @@ pub struct Pool {
     evict_after: Option<BucketId>,
     resets: Resets,
     windows: Windows,
+    /// See [`Pool::level`]; 0: it has never been raised.
+    level: u32,
 }
 
 /// A policy in force.
@@ -120,6 +124,13 @@ impl Pool {
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term
+    }
+
+    /// The level of operations that all members apply, as the log says: there may be such in it, and a member that does not apply
+    /// them has no place in the cluster any more. See [`LEVEL`].
+    #[must_use]
+    pub fn level(&self) -> u32 {
+        self.level.max(1)
     }
 
     /// The names of the regions that are or ever were in the cluster; [`RegionId`] indexes into it.
@@ -261,8 +272,14 @@ impl Pool {
     fn apply_op(&mut self, op: &Op, applied: &mut Applied) {
         match op {
             Op::Found { regions, policies } => {
-                applied.policies = self.found(regions, policies).or(applied.policies)
+                applied.policies = self.found(regions, &[], policies).or(applied.policies)
             }
+            Op::FoundWith(FoundWith { members, witnesses, policies }) => {
+                applied.policies = self.found(members, witnesses, policies).or(applied.policies);
+                self.level = self.level.max(op.level());
+            }
+            Op::Level(level) => self.level = self.level.max(*level),
+            Op::AddWitness(add) => applied.policies = Some(self.add_witness(add)),
             Op::Ask(ask) => self.ask(ask, None, applied),
             Op::AskInWindow(AskInWindow { start, ask }) => self.ask(ask, Some(*start), applied),
             Op::TimeOfDay(told) => self.time_of_day(told),
@@ -279,7 +296,12 @@ impl Pool {
         }
     }
 
-    fn found(&mut self, regions: &[RegionName], policies: &[Policy]) -> Option<PolicyOutcome> {
+    fn found(
+        &mut self,
+        regions: &[RegionName],
+        witnesses: &[RegionName],
+        policies: &[Policy],
+    ) -> Option<PolicyOutcome> {
         if !self.regions().is_empty() {
             return None;
         }
@@ -289,7 +311,10 @@ impl Pool {
         if regions.is_empty() || regions.len() > REGIONS_MAX || names.len() != regions.len() {
             return Some(PolicyOutcome::Refused);
         }
-        let members = Members::found(regions.to_vec());
+        let members = Members::found(regions.to_vec(), witnesses);
+        if members.serving() == 0 {
+            return Some(PolicyOutcome::Refused);
+        }
         let Some(policies) = Policies::found(&members, policies, self.tau) else {
             return Some(PolicyOutcome::Refused);
         };
@@ -323,6 +348,9 @@ impl Pool {
     fn add_region(&mut self, add: &AddRegion, applied: &mut Applied) -> PolicyOutcome {
         let before = self.region(&add.name).and_then(|region| self.member(region));
         let welcome = match &before {
+            Some(member) if member.standing == Standing::In && member.witness => {
+                return PolicyOutcome::Refused;
+            }
             Some(member) if member.standing == Standing::In => {
                 return PolicyOutcome::Set(self.policies.version());
             }
@@ -335,7 +363,9 @@ impl Pool {
         }
         self.advance(|_| true);
         let before = Windows::before(&self.policies);
-        let Some(region) = self.members.add(&add.name) else { return PolicyOutcome::Refused };
+        let Some(region) = self.members.add(&add.name, false) else {
+            return PolicyOutcome::Refused;
+        };
         let version = self.policies.share_anew(&self.members, self.tau);
         self.policies.welcome(region);
         self.windows.hold(before, &self.policies);
@@ -344,15 +374,38 @@ impl Pool {
         PolicyOutcome::Set(version)
     }
 
+    fn add_witness(&mut self, add: &AddRegion) -> PolicyOutcome {
+        let before = self.region(&add.name).and_then(|region| self.member(region));
+        let done = PolicyOutcome::Set(self.policies.version());
+        let welcome = match &before {
+            Some(member) if member.standing == Standing::In && member.witness => return done,
+            // As a region it must leave first, and be through with it.
+            Some(member) => member.node == add.previous && member.standing == Standing::Out,
+            None => add.previous == 0 && !self.regions().is_empty(),
+        };
+        if !welcome || !self.members.has_room(&add.name) {
+            return PolicyOutcome::Refused;
+        }
+        let Some(region) = self.members.add(&add.name, true) else { return PolicyOutcome::Refused };
+        self.policies.seat_witness(region);
+        done
+    }
+
     fn remove_region(&mut self, remove: &RemoveRegion, applied: &mut Applied) -> PolicyOutcome {
         let Some(member) = self.member(remove.region) else { return PolicyOutcome::Refused };
         let done = PolicyOutcome::Set(self.policies.version());
         if member.node != remove.node || member.standing == Standing::Out {
             return done;
         }
+        if member.witness {
+            // It has no part that others could get.
+            self.members.dismiss(member.id);
+            applied.joined.push(member.id);
+            return done;
+        }
         if member.standing == Standing::In {
             // A region that is presumed dead may be the one that all those versions wait for.
-            if self.members.count() < 2 || !remove.presume_dead && !self.policies.has_room() {
+            if self.members.serving() < 2 || !remove.presume_dead && !self.policies.has_room() {
                 return PolicyOutcome::Refused;
             }
             self.advance(|_| true);
@@ -404,7 +457,12 @@ impl Pool {
                 self.buckets.retain(|_, ledger| gone.binary_search(&ledger.policy).is_err());
                 self.windows.retain(|bucket| self.buckets.contains_key(bucket));
             }
-            self.windows.hold_back(&self.policies, Some(self.wall(self.tau).unwrap_or_default()));
+            // What a majority says now, not what one has said some time: it may have been that of another cluster.
+            let wall = match self.level() {
+                1 => Some(self.wall(self.tau).unwrap_or_default()),
+                _ => self.windows.walls.agreed(&self.members, self.tau).and_then(|_| self.wall(self.tau)),
+            };
+            self.windows.hold_back(&self.policies, wall);
             let out = self.members.complete(self.policies.settled());
             if out.is_empty() {
                 return;

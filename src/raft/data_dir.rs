@@ -80,6 +80,27 @@ impl Identity {
         }
     }
 
+    /// Of a directory that is to be filled by something else than a node that starts. It is made if there is none.
+    pub fn must_be_empty(dir: &Path) -> Result<(), RaftError> {
+        let io = |source| RaftError::Io { path: dir.to_owned(), source };
+        fs::create_dir_all(dir).map_err(io)?;
+        match strangers(dir).map_err(io)? {
+            None => Ok(()),
+            Some(stranger) => {
+                let what =
+                    format!("it is not empty (`{stranger}`); move what is there away, or name another");
+                Err(RaftError::DataDir { path: dir.to_owned(), what })
+            }
+        }
+    }
+
+    /// Makes the marker of a directory that has been filled: it is this node's from now on.
+    pub fn write(dir: &Path, cluster: &str, region: &RegionName, node_id: u64) -> Result<(), RaftError> {
+        let marker = Self { node_id, ..Self::nobody(cluster, region) };
+        let path = dir.join(MARKER);
+        write_durably(&path, &marker).map_err(|source| RaftError::Io { path, source })
+    }
+
     fn check(&self, cluster: &str, region: &str) -> Result<(), String> {
         let Self { format, cluster: its_cluster, region: its_region, .. } = self;
         if *format != FORMAT {

@@ -18,7 +18,7 @@ use super::{Answers, LogLimits, PeerTls, ProposeError, RaftConfig, RaftError};
 use crate::clock;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{Policy, RegionName};
-use crate::quota::pool::{Applied, Op};
+use crate::quota::pool::{Applied, FoundWith, Op};
 use crate::telemetry::metrics::RaftMetrics;
 use arc_swap::ArcSwapOption;
 use futures::future::join_all;
@@ -65,6 +65,7 @@ pub(super) struct Node {
     /// Sums up the list of first voters.
     pub founding: u32,
     voters: BTreeMap<u64, PeerNode>,
+    witnesses: Vec<RegionName>,
     /// What this region has given its word on.
     pub word: Arc<Word>,
     proposals: Proposals,
@@ -117,6 +118,7 @@ impl Node {
         let Opened { identity, known, word, fresh, log, machine } = opened?;
         let me = identity.node_id;
         let peers = Peers::new(identity, known, &config.regions).with_redaction(config.redaction);
+        let peers = peers.with_level(config.level);
         let peers = Arc::new(peers);
         let client = ground.client(Client::new(peers, timing, config.tls.as_ref())?);
         if fresh {
@@ -133,7 +135,7 @@ impl Node {
         let tls = config.tls.as_ref().map(|tls| tls.files().server(&["h2"])).transpose()?;
         let node = Arc::new(Self {
             proposals: Proposals::start(raft.clone(), Arc::clone(&replica)),
-            founding: founding(&voters),
+            founding: founding(&voters, &config.witnesses),
             raft,
             replica,
             client,
@@ -143,6 +145,7 @@ impl Node {
             answers: OnceLock::new(),
             answering: Semaphore::new(1),
             voters,
+            witnesses: config.witnesses,
             word: Arc::new(word),
             data_dir: config.data_dir,
             tls: ArcSwapOption::from(tls),
@@ -200,10 +203,14 @@ impl Node {
         let Some(_call) = self.call() else { return Err(nobody) };
         let Some((leader, region)) = self.leader() else { return Err(nobody) };
         if leader == self.client.peers.me.node_id {
-            return self.proposals.propose(ops, deadline).await;
+            let ops = self.known_to_all(ops)?;
+            return self.proposals.propose(&ops, deadline).await;
         }
         let hops = hops.checked_sub(1).ok_or(nobody)?;
         let peer = self.client.peers.get(&region).ok_or(nobody)?;
+        if peer.level().is_some_and(|level| level < level_of(ops)) {
+            return Err(ProposeError::TooNew { node: leader });
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(nobody);
@@ -223,6 +230,33 @@ impl Node {
             Err(fault) if fault.nothing_happened() => Err(nobody),
             Err(_) => Err(ProposeError::Unknown),
         }
+    }
+
+    /// Operations of a newer level than any in the log are held back until all members have said that they apply them; then the
+    /// log says so first. Who founds the cluster is alone in it.
+    fn known_to_all(&self, ops: &Arc<Vec<Op>>) -> Result<Arc<Vec<Op>>, ProposeError> {
+        let level = level_of(ops);
+        if level <= self.replica.level() || self.replica.pool().read().regions().is_empty() {
+            return Ok(Arc::clone(ops));
+        }
+        let peers = &self.client.peers;
+        let metrics = self.raft.server_metrics().borrow_watched().clone();
+        for (node, member) in metrics.membership_config.nodes() {
+            let said = match *node == peers.me.node_id {
+                true => Some(peers.level),
+                false => peers.get(&member.region).and_then(|peer| peer.level()),
+            };
+            if said.is_none_or(|said| said < level) {
+                return Err(ProposeError::TooNew { node: *node });
+            }
+        }
+        let mut raised = vec![Op::Level(level)];
+        raised.extend(ops.iter().cloned());
+        tracing::info!(
+            level,
+            "all regions know operations of this level: from now on older versions have no place in the cluster"
+        );
+        Ok(Arc::new(raised))
     }
 
     /// Another node has been leading for long enough that an answer from `leader` would have arrived.
@@ -322,6 +356,11 @@ impl Node {
     }
 }
 
+/// What a member must be able to apply to take these.
+fn level_of(ops: &[Op]) -> u32 {
+    ops.iter().map(Op::level).max().unwrap_or(1)
+}
+
 /// What a node's log and its wire stand on: files and sockets, or a simulation's.
 pub(super) trait Ground: Send + 'static {
     /// openraft's log.
@@ -377,7 +416,7 @@ fn open<G: Ground>(
 }
 
 /// The first voters: node ids are positions (from 1) in the list of regions, sorted by name.
-fn voters(config: &RaftConfig) -> Result<BTreeMap<u64, PeerNode>, RaftError> {
+pub(super) fn voters(config: &RaftConfig) -> Result<BTreeMap<u64, PeerNode>, RaftError> {
     let mut regions = config.regions.clone();
     regions.sort_unstable();
     let refuse = |what: String| Err(RaftError::Config(what));
@@ -405,11 +444,12 @@ fn voters(config: &RaftConfig) -> Result<BTreeMap<u64, PeerNode>, RaftError> {
     Ok((1..NODE_IDS).zip(nodes).collect())
 }
 
-fn founding(voters: &BTreeMap<u64, PeerNode>) -> u32 {
+fn founding(voters: &BTreeMap<u64, PeerNode>, witnesses: &[RegionName]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     for node in voters.values() {
         sum.update(node.region.as_bytes());
-        sum.update(&[0]);
+        let is_witness = witnesses.contains(&node.region);
+        sum.update(if is_witness { b"\0witness\0" } else { b"\0" });
     }
     sum.finalize()
 }
@@ -467,8 +507,7 @@ impl Node {
             if !self.initialized() {
                 self.initialize().await;
             } else if self.is_leader() {
-                let regions = self.voters.values().map(|node| node.region.clone()).collect();
-                let found = Op::Found { regions, policies: policies.clone() };
+                let found = self.founding(policies.clone());
                 let deadline = Instant::now() + self.client.timing.append();
                 match self.propose(vec![found], deadline).await {
                     Ok(_) => {
@@ -483,6 +522,14 @@ impl Node {
                 }
             }
             tokio::time::sleep(FOUNDING).await;
+        }
+    }
+
+    fn founding(&self, policies: Vec<Policy>) -> Op {
+        let members = self.voters.values().map(|node| node.region.clone()).collect();
+        match &*self.witnesses {
+            [] => Op::Found { regions: members, policies },
+            witnesses => Op::FoundWith(FoundWith { members, witnesses: witnesses.to_vec(), policies }),
         }
     }
 

@@ -5,6 +5,7 @@ use super::{AppliedAt, ChangeFeed, SharedPool};
 use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::quota::pool::{Applied, Entry, Pool, RaftClock, Stamp};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
@@ -14,6 +15,8 @@ pub struct Replica {
     /// Told when enough has been applied for a snapshot.
     pub(super) snapshot_due: Notify,
     pool: SharedPool,
+    /// The pool's level, to be read without waiting for entries.
+    level: AtomicU32,
     feeds: Feeds,
     /// The Raft clock of the newest leadership of this node's.
     clock: watch::Sender<Option<RaftClock>>,
@@ -27,6 +30,7 @@ impl Replica {
         Self {
             applied_at: Mutex::new(AppliedAt::from_here(&pool)),
             snapshot_due: Notify::new(),
+            level: AtomicU32::new(pool.level()),
             pool: SharedPool::new(pool),
             feeds: Feeds::default(),
             clock: watch::Sender::new(None),
@@ -37,6 +41,12 @@ impl Replica {
     #[must_use]
     pub fn pool(&self) -> SharedPool {
         self.pool.clone()
+    }
+
+    /// See [`Pool::level`].
+    #[must_use]
+    pub fn level(&self) -> u32 {
+        self.level.load(Ordering::Relaxed)
     }
 
     /// What is applied from now on.
@@ -55,6 +65,7 @@ impl Replica {
     pub fn apply(&self, term: u64, entry: &Entry) -> Arc<Applied> {
         let mut pool = self.pool.write();
         let applied = pool.apply(term, entry);
+        self.level.store(pool.level(), Ordering::Relaxed);
         if !applied.refused {
             *self.applied_at_mut() = AppliedAt { stamp: entry.stamp, at: clock::now() };
         }
@@ -65,6 +76,7 @@ impl Replica {
 
     /// Goes on from a snapshot.
     pub fn restore(&self, pool: Pool) {
+        self.level.store(pool.level(), Ordering::Relaxed);
         let mut was = self.pool.write();
         *was = pool;
         *self.applied_at_mut() = AppliedAt::from_here(&was);

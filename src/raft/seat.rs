@@ -42,7 +42,7 @@ pub(super) async fn find_on(
     }
     let me = Identity::nobody(&config.cluster, &config.region);
     let peers = Peers::new(me, Acquaintances::nobody(), &config.regions);
-    let peers = Arc::new(peers.with_redaction(config.redaction));
+    let peers = Arc::new(peers.with_redaction(config.redaction).with_level(config.level));
     let client = ground.client(Client::new(peers, Timing::new(config.rtt_max), config.tls.as_ref())?);
     let mut founded = false;
     loop {

@@ -1,11 +1,11 @@
 //! Snapshots of the pool: files that are complete or not there.
 //!
-//! A file is `QRSNAP`, a format byte (4; 1, whose pool had no regions that come and go, 2, which knew no resets, and 3, which knew no
-//! quotas, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both postcard), and a CRC-32
+//! A file is `QRSNAP`, a format byte (5, or 4 where the cluster has no witness and all in it is of level 1, so that older members read it;
+//! 1, whose pool had no regions that come and go, 2, which knew no resets, and 3, which knew no quotas, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both postcard), and a CRC-32
 //! of all that. It is written beside its place, synced, renamed, and the folder synced.
 
 use super::types::SnapshotMeta;
-use crate::quota::pool::{Pool, PoolV1, PoolV2, PoolV3};
+use crate::quota::pool::{Pool, PoolV1, PoolV2, PoolV3, PoolV4};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 4 * 1_024 * 1_024 * 1_024;
 /// The newest, and the one before it, for the case that the newest cannot be read.
 const KEPT: usize = 2;
-const MAGIC: &[u8; 7] = b"QRSNAP\x04";
+const MAGIC: &[u8; 7] = b"QRSNAP\x05";
+const MAGIC_4: &[u8; 7] = b"QRSNAP\x04";
 const MAGIC_3: &[u8; 7] = b"QRSNAP\x03";
 const MAGIC_2: &[u8; 7] = b"QRSNAP\x02";
 const MAGIC_1: &[u8; 7] = b"QRSNAP\x01";
@@ -73,6 +74,24 @@ impl SnapshotFile {
     }
 }
 
+/// Writes a snapshot file's content.
+pub(super) fn write_to(out: impl Write, meta: &SnapshotMeta, pool: &Pool) -> io::Result<()> {
+    let mut out = Summing { out, sum: crc32fast::Hasher::new() };
+    let encoded = postcard::to_stdvec(meta).map_err(io::Error::other)?;
+    let older = pool.as_v4();
+    out.write_all(if older.is_some() { MAGIC_4 } else { MAGIC })?;
+    out.write_all(&u32::try_from(encoded.len()).map_err(io::Error::other)?.to_be_bytes())?;
+    out.write_all(&encoded)?;
+    match &older {
+        Some(older) => postcard::to_io(older, &mut out).map(drop),
+        None => postcard::to_io(pool, &mut out).map(drop),
+    }
+    .map_err(io::Error::other)?;
+    let checksum = out.sum.clone().finalize();
+    out.out.write_all(&checksum.to_be_bytes())?;
+    out.out.flush()
+}
+
 /// Reads a snapshot file's content.
 pub(super) fn take_apart(content: &[u8]) -> io::Result<(SnapshotMeta, Pool)> {
     let (body, checksum) = content
@@ -92,6 +111,7 @@ pub(super) fn take_apart(content: &[u8]) -> io::Result<(SnapshotMeta, Pool)> {
     let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
     let pool = match magic {
         magic if magic == MAGIC => postcard::from_bytes(pool),
+        magic if magic == MAGIC_4 => postcard::from_bytes(pool).map(|pool: PoolV4| pool.into()),
         magic if magic == MAGIC_3 => postcard::from_bytes(pool).map(|pool: PoolV3| pool.into()),
         magic if magic == MAGIC_2 => postcard::from_bytes(pool).map(|pool: PoolV2| pool.into()),
         magic if magic == MAGIC_1 => postcard::from_bytes(pool).map(|pool: PoolV1| pool.into()),
@@ -137,16 +157,7 @@ impl SnapshotDir {
     /// Writes a snapshot; it is on disk, under its name, when this returns.
     pub fn write(&self, meta: &SnapshotMeta, pool: &Pool) -> io::Result<SnapshotFile> {
         let mut incoming = self.incoming()?;
-        let mut out = Summing { out: io::BufWriter::new(&mut incoming), sum: crc32fast::Hasher::new() };
-        let encoded = postcard::to_stdvec(meta).map_err(io::Error::other)?;
-        out.write_all(MAGIC)?;
-        out.write_all(&u32::try_from(encoded.len()).map_err(io::Error::other)?.to_be_bytes())?;
-        out.write_all(&encoded)?;
-        postcard::to_io(pool, &mut out).map_err(io::Error::other)?;
-        let checksum = out.sum.clone().finalize();
-        out.out.write_all(&checksum.to_be_bytes())?;
-        out.out.flush()?;
-        drop(out);
+        write_to(io::BufWriter::new(&mut incoming), meta, pool)?;
         let file = incoming.complete()?;
         self.adopt(&file, meta)
     }
@@ -259,7 +270,7 @@ mod tests {
     use super::*;
     use crate::quota::amount::Micros;
     use crate::quota::policy::BucketId;
-    use crate::quota::pool::{AddRegion, Entry, Op, RegionId, Stamp};
+    use crate::quota::pool::{AddRegion, Entry, Op, RegionId, ResetBucket, Stamp, TimeOfDay};
 
     fn meta(index: u64) -> SnapshotMeta {
         let last_log_id = Some(LogId { leader_id: LeaderId { term: 2, node_id: 1 }, index });
@@ -335,6 +346,60 @@ mod tests {
         let (read, pool) = dir.get(&path).unwrap().decode().unwrap();
         assert_eq!((read, &pool), (meta(6), &replayed));
         assert_eq!((pool.regions().len(), pool.wall(pool.tau())), (3, None));
+
+        // Format 3: a reset besides, and no windows, which format 4 has at the end.
+        let bucket = BucketId([7; 16]);
+        let reset = ResetBucket { policy: 0, bucket, by: "ops".into(), reason: "ticket 4711".into() };
+        assert!(!replayed.apply(65_537, &Entry { stamp, ops: vec![Op::ResetBucket(reset)] }).refused);
+        let of_format_3 = || {
+            let pool = postcard::to_stdvec(&replayed.as_v4().unwrap()).unwrap();
+            let (pool, windows) = pool.split_at(pool.len() - 6);
+            assert_eq!(windows, [0; 6], "nobody has said what time it is");
+            file(MAGIC_3, &meta(7), pool)
+        };
+        let frozen = sample("pool-3.snapshot", of_format_3);
+        let (read, pool) = take_apart(&frozen).unwrap();
+        assert_eq!((read, &pool), (meta(7), &replayed));
+        assert_eq!(pool.resets().next().map(|(bucket, reset)| (bucket, &*reset.by)), Some((bucket, "ops")));
+
+        // Format 4: the time of day; it is written as it was for as long as the log has nothing that is newer.
+        let says =
+            |region| Op::TimeOfDay(TimeOfDay { region: RegionId(region), wall: Micros::seconds(1 << 30) });
+        let ops = (0..3).map(says).collect();
+        assert!(!replayed.apply(65_537, &Entry { stamp, ops }).refused);
+        let written = |pool: &Pool, index| {
+            let mut content = Vec::new();
+            write_to(&mut content, &meta(index), pool).unwrap();
+            content
+        };
+        let frozen = sample("pool-4.snapshot", || written(&replayed, 8));
+        assert_eq!(take_apart(&frozen).unwrap(), (meta(8), replayed.clone()));
+        assert_eq!(written(&replayed, 8), frozen, "an older member does not read what is written now");
+
+        // Format 5: a witness.
+        let add = AddRegion { name: "tie".into(), previous: 0 };
+        let ops = vec![Op::Level(2), Op::AddWitness(add)];
+        assert!(!replayed.apply(65_537, &Entry { stamp, ops }).refused);
+        let frozen = sample("pool-5.snapshot", || written(&replayed, 9));
+        let (_, pool) = take_apart(&frozen).unwrap();
+        assert_eq!((&pool, written(&pool, 9)), (&replayed, frozen));
+        assert!(pool.members().any(|member| member.witness));
+    }
+
+    fn file(magic: &[u8], meta: &SnapshotMeta, pool: &[u8]) -> Vec<u8> {
+        let meta = postcard::to_stdvec(meta).unwrap();
+        let length = u32::try_from(meta.len()).unwrap().to_be_bytes();
+        let body = [magic, &length, &meta, pool].concat();
+        [&body, &crc32fast::hash(&body).to_be_bytes()[..]].concat()
+    }
+
+    /// A frozen file; WRITE_SAMPLES writes those that are not there.
+    fn sample(name: &str, now: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats").join(name);
+        if !path.exists() && std::env::var_os("WRITE_SAMPLES").is_some() {
+            fs::write(&path, now()).unwrap();
+        }
+        fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
     #[test]

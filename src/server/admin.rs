@@ -50,6 +50,11 @@ pub trait AdminSource: Send + Sync + 'static {
     /// What keeps the daemon from being ready; empty: it is.
     fn not_ready(&self) -> Vec<String>;
 
+    /// Does it vote, and serve nobody?
+    fn is_witness(&self) -> bool {
+        false
+    }
+
     /// All metrics, fresh, as text.
     ///
     /// # Errors
@@ -91,6 +96,11 @@ pub trait AdminSource: Send + Sync + 'static {
 
     /// What those who watch are told: see [`document`].
     fn feed(&self) -> Arc<Feed>;
+
+    /// The whole pool, as `quorate snapshot save` writes it.
+    fn save(&self) -> BoxFuture<'_, std::io::Result<Vec<u8>>> {
+        Box::pin(async { Err(std::io::ErrorKind::Unsupported.into()) })
+    }
 
     /// Fills one bucket, in every region.
     fn reset_bucket(&self, request: ResetRequest) -> BoxFuture<'_, Result<BucketReset, ResetError>>;
@@ -188,7 +198,7 @@ impl Access {
 
 /// The routes, for [`serve`].
 pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
-    let state = Admin { source, access };
+    let state = Admin { source, access, saving: Arc::new(Semaphore::new(1)) };
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
@@ -199,6 +209,7 @@ pub fn router(source: Arc<dyn AdminSource>, access: Access) -> Router {
         .route("/v1/regions/{region}", axum::routing::delete(regions::remove))
         .route("/v1/regions/{region}/{action}", axum::routing::post(regions::act))
         .route("/v1/events", get(events::stream))
+        .route("/v1/snapshot", get(snapshot))
         .route("/v1/buckets/{policy}", get(bucket))
         .route("/v1/buckets/{policy}/reset", axum::routing::post(buckets::reset))
         .route("/v1/buckets/{policy}/{id}", get(bucket_by_id))
@@ -212,7 +223,7 @@ pub fn waiting_router(waits_for: watch::Receiver<Option<String>>) -> Router {
     let readyz = move || {
         let why = waits_for.borrow().clone().unwrap_or_else(|| "it starts".into());
         async move {
-            let not_ready = NotReady { ready: false, reasons: vec![why] };
+            let not_ready = NotReady { ready: false, witness: false, reasons: vec![why] };
             (StatusCode::SERVICE_UNAVAILABLE, Json(not_ready))
         }
     };
@@ -254,14 +265,16 @@ async fn connection(accepted: Accepted, routes: Router, stopping: watch::Receive
 struct Admin {
     source: Arc<dyn AdminSource>,
     access: Access,
+    /// One copy of the pool is made at a time.
+    saving: Arc<Semaphore>,
 }
 
 async fn readyz(State(admin): State<Admin>) -> Response {
-    let reasons = admin.source.not_ready();
+    let (reasons, witness) = (admin.source.not_ready(), admin.source.is_witness());
     if reasons.is_empty() {
-        return Json(NotReady { ready: true, reasons }).into_response();
+        return Json(NotReady { ready: true, witness, reasons }).into_response();
     }
-    (StatusCode::SERVICE_UNAVAILABLE, Json(NotReady { ready: false, reasons })).into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, Json(NotReady { ready: false, witness, reasons })).into_response()
 }
 
 async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Result<Response, Problem> {
@@ -273,6 +286,21 @@ async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Result<Respo
 
 async fn daemon_state(State(admin): State<Admin>) -> Json<DaemonState> {
     Json(admin.source.state().await)
+}
+
+/// It costs as much memory as the pool does, and has everything in it: not for everyone.
+async fn snapshot(
+    State(admin): State<Admin>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    admin.access.check(peer.ip(), &headers)?;
+    let _one_at_a_time = admin.saving.try_acquire().map_err(|_| {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "another copy is being made; try again")
+    })?;
+    let saved = admin.source.save().await;
+    let saved = saved.map_err(|fault| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, fault.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], saved).into_response())
 }
 
 async fn policies(State(admin): State<Admin>) -> Response {

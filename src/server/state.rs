@@ -115,6 +115,8 @@ pub struct RegionState {
     pub standing: String,
     /// `voter`, `learner`, or `none`: it does not follow the log.
     pub role: String,
+    /// It has no part of any limit and serves nobody.
+    pub witness: bool,
     /// It leads, as far as the answering region knows.
     pub leads: bool,
     /// It is the answering region, or has answered that one's last pings.
@@ -389,6 +391,9 @@ pub struct PolicyChangeState {
 pub struct NotReady {
     /// Always `false`.
     pub ready: bool,
+    /// It votes, and serves nobody: nothing is ever to be sent there. (Left out where it is not so.)
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub witness: bool,
     /// Why not.
     pub reasons: Vec<String>,
 }

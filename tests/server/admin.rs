@@ -185,7 +185,10 @@ async fn health_readiness_and_the_rest() {
     let not_ready = admin.get("/readyz").await;
     assert_eq!(not_ready.status, 503);
     let parsed: NotReady = serde_json::from_value(not_ready.body).unwrap();
-    assert_eq!(parsed, NotReady { ready: false, reasons: vec!["store: not attached".into()] });
+    assert_eq!(
+        parsed,
+        NotReady { ready: false, witness: false, reasons: vec!["store: not attached".into()] }
+    );
     assert_eq!(admin.get("/healthz").await.status, 200, "not ready, but alive");
 
     let metrics = admin.to(Method::GET, "/metrics").send().await.unwrap();

@@ -6,7 +6,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message as _;
-use quorate::config::Secret;
+use quorate::config::{AttributeSource, ForwardAuth, Secret};
 use quorate::limiter::newcomers::Caller;
 use quorate::quota::policy::Unit;
 use quorate::server::Options;
@@ -207,6 +207,40 @@ async fn tokens_are_needed_and_name_the_caller() {
     assert_eq!(ask(Some("Bearer carols-own-secret-token")).await.status, 200);
     let text = front.metrics.encode().unwrap();
     assert!(text.contains("quorate_unauthenticated_total{region=\"test\",protocol=\"http\"} 6"), "{text}");
+}
+
+/// A proxy sends its own, and passes on what its client sent to whom it meant.
+#[tokio::test]
+async fn a_proxys_own_token_counts_and_its_clients_does_not() {
+    let callers = Callers { tls: None, tokens: Some(tokens(&["alice", "proxy"])) };
+    let forward_auth = ForwardAuth {
+        domain: "api".into(),
+        trusted_proxies: 0,
+        attributes: vec![("tenant".into(), AttributeSource::Path)],
+    };
+    let front =
+        Fixture::with(limiter(), Options { forward_auth: Some(forward_auth.into()), ..options(callers) })
+            .await;
+    let url = format!("http://{}/v1/forward-auth", front.server.http());
+    let ask = async |own: Option<&str>, clients: Option<&str>| {
+        let mut request = front.client.get(&url).header("x-forwarded-uri", "/7");
+        for (name, value) in [("x-quorate-token", own), ("authorization", clients)] {
+            if let Some(value) = value {
+                request = request.header(name, value);
+            }
+        }
+        request.send().await.unwrap().status().as_u16()
+    };
+    let own = "proxys-own-secret-token";
+    assert_eq!(ask(Some(own), Some("Bearer a-token-for-somebody-else")).await, 200);
+    assert_eq!(front.limiter.callers(), [Caller::token("proxy")]);
+    assert_eq!(
+        ask(Some("guessed"), Some(ALICE)).await,
+        401,
+        "its own is wrong: its client's makes up for nothing"
+    );
+    assert_eq!(ask(None, Some("Bearer a-token-for-somebody-else")).await, 401);
+    assert_eq!(front.limiter.callers().len(), 1, "nothing else was decided");
 }
 
 #[tokio::test]

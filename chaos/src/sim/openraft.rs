@@ -19,7 +19,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use quorate::quota::amount::Micros;
 use quorate::quota::policy::{Policy, RegionName};
-use quorate::quota::pool::{Entry, Op, Pool, Stamp};
+use quorate::quota::pool::{Entry, LEVEL, Op, Pool, Stamp};
 use quorate::raft::sim::{Disk, Home, Network, Place, Wires, digest};
 use quorate::raft::{LogLimits, Raft, RaftConfig, RaftStatus, Role};
 use std::collections::BTreeMap;
@@ -144,6 +144,8 @@ impl Openrafts {
             tls: None,
             rtt_max: self.habits.rtt_max.to_duration(),
             redaction: None,
+            witnesses: Vec::new(),
+            level: LEVEL,
         };
         let started = Raft::start_simulated(config, self.policies.clone(), self.habits.log, place).await;
         if node.machine.life() != life {

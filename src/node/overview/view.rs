@@ -101,6 +101,7 @@ impl Inner {
                 rtt_us: peer
                     .and_then(|p| p.rtt)
                     .map(|rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX)),
+                witness: member.is_some_and(|member| member.witness),
                 epoch: member.map_or(0, |member| pool.epoch(member.id).0),
                 age_ms: heard.map(|(at, _)| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 said: heard.map(|(_, report)| report.region.clone()).unwrap_or_default(),
@@ -132,7 +133,7 @@ impl Inner {
                 overdraft: part.overdraft.0,
             })
         };
-        present(pool).filter_map(part).collect()
+        present(pool).filter(|member| !member.witness).filter_map(part).collect()
     }
 
     /// What the journal goes by.

@@ -58,6 +58,48 @@ pub enum Op {
     AskInWindow(AskInWindow),
     /// A region says what time it is.
     TimeOfDay(TimeOfDay),
+    /// All members apply operations up to this level: from here on there may be such (see [`LEVEL`]).
+    Level(u32),
+    /// The cluster begins, with witnesses among its members.
+    FoundWith(FoundWith),
+    /// A witness comes into the cluster.
+    AddWitness(AddRegion),
+}
+
+/// The newest level of operations that this version applies. Whoever appends a variant to [`Op`] (or to what it holds, policies
+/// included) raises this, and says so in [`Op::level`]: an operation is proposed only once all members apply it.
+pub const LEVEL: u32 = 2;
+
+impl Op {
+    /// What a member must be able to apply to be in a cluster whose log has this operation.
+    #[must_use]
+    pub fn level(&self) -> u32 {
+        match self {
+            Self::Found { .. }
+            | Self::Ask(_)
+            | Self::Join(_)
+            | Self::SetPolicies(_)
+            | Self::Ack(_)
+            | Self::AddRegion(_)
+            | Self::RemoveRegion(_)
+            | Self::ResetBucket(_)
+            | Self::TakeReset(_)
+            | Self::AskInWindow(_)
+            | Self::TimeOfDay(_) => 1,
+            Self::Level(_) | Self::FoundWith(_) | Self::AddWitness(_) => 2,
+        }
+    }
+}
+
+/// The cluster begins: its members, of which some are witnesses, and its first policies. Ignored once there are members.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundWith {
+    /// In the order of their [`RegionId`]s.
+    pub members: Vec<RegionName>,
+    /// Those of them that vote and serve nobody. Not all.
+    pub witnesses: Vec<RegionName>,
+    /// Version 1 of the policies.
+    pub policies: Vec<Policy>,
 }
 
 /// A region's only request about a bucket: "this is what I still hold, this is what I give back, this is what I need".
@@ -205,7 +247,7 @@ pub struct Applied {
     pub records: Vec<(RegionId, BucketId)>,
     /// Regions whose epoch changed.
     pub joined: Vec<RegionId>,
-    /// What became of a [`SetPolicies`], [`Op::Found`], [`AddRegion`], [`RemoveRegion`] or [`ResetBucket`] (of the last, if there were several).
+    /// What became of a [`SetPolicies`], [`Op::Found`], [`FoundWith`], [`AddRegion`], [`RemoveRegion`] or [`ResetBucket`] (of the last, if there were several).
     pub policies: Option<PolicyOutcome>,
     /// Did an acknowledgement count, of policies or of a reset?
     pub acknowledged: bool,

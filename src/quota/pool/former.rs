@@ -2,13 +2,13 @@
 
 use super::Pool;
 use super::ledger::Ledger;
-use super::members::Members;
+use super::members::{Members, MembersV4};
 use super::policies::Policies;
 use super::resets::Resets;
 use super::windows::Windows;
 use crate::quota::amount::Micros;
 use crate::quota::policy::{BucketId, RegionName};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The pool of a cluster whose regions were the founders, for good: snapshot format 1.
@@ -26,7 +26,7 @@ pub struct PoolV1 {
 impl From<PoolV1> for Pool {
     fn from(v1: PoolV1) -> Self {
         let PoolV1 { regions, epochs, tau, term, policies, buckets, evict_after } = v1;
-        let members = Members::with_epochs(regions, epochs);
+        let members = Members::with_epochs(regions, epochs).into();
         PoolV2 { members, tau, term, policies, buckets, evict_after }.into()
     }
 }
@@ -34,7 +34,7 @@ impl From<PoolV1> for Pool {
 /// The pool of a cluster that knew no resets: snapshot format 2.
 #[derive(Debug, Deserialize)]
 pub struct PoolV2 {
-    members: Members,
+    members: MembersV4,
     tau: Micros,
     term: u64,
     policies: Policies,
@@ -52,7 +52,7 @@ impl From<PoolV2> for Pool {
 /// The pool of a cluster that knew no quotas: snapshot format 3.
 #[derive(Debug, Deserialize)]
 pub struct PoolV3 {
-    members: Members,
+    members: MembersV4,
     tau: Micros,
     term: u64,
     policies: Policies,
@@ -64,6 +64,53 @@ pub struct PoolV3 {
 impl From<PoolV3> for Pool {
     fn from(v3: PoolV3) -> Self {
         let PoolV3 { members, tau, term, policies, buckets, evict_after, resets } = v3;
-        Self { members, tau, term, policies, buckets, evict_after, resets, windows: Windows::default() }
+        let windows = Windows::default();
+        PoolV4 { members, tau, term, policies, buckets, evict_after, resets, windows }.into()
+    }
+}
+
+/// The pool of a cluster that knew no witnesses and no levels: snapshot format 4.
+#[derive(Debug, Deserialize)]
+pub struct PoolV4 {
+    members: MembersV4,
+    tau: Micros,
+    term: u64,
+    policies: Policies,
+    buckets: BTreeMap<BucketId, Ledger>,
+    evict_after: Option<BucketId>,
+    resets: Resets,
+    windows: Windows,
+}
+
+impl From<PoolV4> for Pool {
+    fn from(v4: PoolV4) -> Self {
+        let PoolV4 { members, tau, term, policies, buckets, evict_after, resets, windows } = v4;
+        let members = members.into();
+        Self { members, tau, term, policies, buckets, evict_after, resets, windows, level: 0 }
+    }
+}
+
+/// A pool, to be written as a [`PoolV4`].
+#[derive(Debug, Serialize)]
+pub struct AsPoolV4<'p> {
+    members: MembersV4,
+    tau: Micros,
+    term: u64,
+    policies: &'p Policies,
+    buckets: &'p BTreeMap<BucketId, Ledger>,
+    evict_after: Option<BucketId>,
+    resets: &'p Resets,
+    windows: &'p Windows,
+}
+
+impl Pool {
+    /// What a member that applies only operations of level 1 reads; `None`: it has no place in the cluster any more.
+    #[must_use]
+    pub fn as_v4(&self) -> Option<AsPoolV4<'_>> {
+        let Self { members, tau, term, policies, buckets, evict_after, resets, windows, level: _ } = self;
+        let (tau, term, evict_after) = (*tau, *term, *evict_after);
+        let members = members.clone().into();
+        let v4 = AsPoolV4 { members, tau, term, policies, buckets, evict_after, resets, windows };
+        (self.level() == 1).then_some(v4)
     }
 }

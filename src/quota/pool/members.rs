@@ -7,6 +7,7 @@
 use super::entry::RegionId;
 use crate::quota::policy::{Cut, Part, Policy, RegionName};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// The most regions that a cluster has at one time.
 pub const REGIONS_MAX: usize = 64;
@@ -14,6 +15,10 @@ pub const REGIONS_MAX: usize = 64;
 pub const NAMES_MAX: usize = 256;
 /// Raft node ids are below this.
 pub const NODE_IDS: u64 = 1 << 16;
+/// No cluster gives out so many node ids between a copy of its state and its end ...
+const NODES_LEAP: u64 = 256;
+/// ... nor so many epochs.
+const EPOCHS_LEAP: u64 = 1 << 32;
 /// The longest name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -42,6 +47,8 @@ pub struct Member {
     pub node: u64,
     /// Is it in?
     pub standing: Standing,
+    /// It votes, has no part of any limit and serves nobody.
+    pub witness: bool,
 }
 
 /// All of them, by [`RegionId`].
@@ -50,6 +57,31 @@ pub(super) struct Members {
     names: Vec<RegionName>,
     seats: Vec<Seat>,
     next_node: u64,
+    /// Those that vote and serve nobody.
+    witnesses: BTreeSet<RegionId>,
+}
+
+/// The same before there were witnesses: snapshot formats 2 to 4.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct MembersV4 {
+    names: Vec<RegionName>,
+    seats: Vec<Seat>,
+    next_node: u64,
+}
+
+impl From<MembersV4> for Members {
+    fn from(v4: MembersV4) -> Self {
+        let MembersV4 { names, seats, next_node } = v4;
+        Self { names, seats, next_node, witnesses: BTreeSet::new() }
+    }
+}
+
+impl From<Members> for MembersV4 {
+    /// Whoever needs this knows that there are no witnesses.
+    fn from(members: Members) -> Self {
+        let Members { names, seats, next_node, witnesses: _ } = members;
+        Self { names, seats, next_node }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,9 +94,11 @@ struct Seat {
 
 impl Members {
     /// The founders: their node ids count from 1.
-    pub(super) fn found(names: Vec<RegionName>) -> Self {
+    pub(super) fn found(names: Vec<RegionName>, witnesses: &[RegionName]) -> Self {
         let epochs = vec![(0, 0); names.len()];
-        Self::with_epochs(names, epochs)
+        let mut founders = Self::with_epochs(names, epochs);
+        founders.witnesses = witnesses.iter().filter_map(|name| founders.find(name)).collect();
+        founders
     }
 
     /// Founders that have joined.
@@ -72,7 +106,7 @@ impl Members {
         let seats = (1..).zip(epochs).map(|(node, epoch)| Seat { node, standing: Standing::In, epoch });
         let seats: Vec<Seat> = seats.take(names.len()).collect();
         let next_node = seats.last().map_or(1, |last| last.node.saturating_add(1));
-        Self { names, seats, next_node }
+        Self { names, seats, next_node, witnesses: BTreeSet::new() }
     }
 
     /// By id: who is in, and who ever was.
@@ -87,7 +121,8 @@ impl Members {
     pub(super) fn get(&self, id: RegionId) -> Option<Member> {
         let at = usize::from(id.0);
         let (name, seat) = (self.names.get(at)?.clone(), self.seats.get(at)?);
-        Some(Member { id, name, node: seat.node, standing: seat.standing })
+        let witness = self.witnesses.contains(&id);
+        Some(Member { id, name, node: seat.node, standing: seat.standing, witness })
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = Member> {
@@ -101,6 +136,11 @@ impl Members {
     /// How many are in.
     pub(super) fn count(&self) -> usize {
         self.seats.iter().filter(|seat| seat.standing == Standing::In).count()
+    }
+
+    /// How many of those serve callers.
+    pub(super) fn serving(&self) -> usize {
+        self.all().filter(|member| member.standing == Standing::In && !member.witness).count()
     }
 
     pub(super) fn epoch(&self, id: RegionId) -> (u64, u64) {
@@ -122,8 +162,8 @@ impl Members {
             && (1..=NAME_BYTES_MAX).contains(&name.len())
     }
 
-    /// A region of this name comes (back): it is in, as a new node.
-    pub(super) fn add(&mut self, name: &RegionName) -> Option<RegionId> {
+    /// A region (or a witness) of this name comes (back): it is in, as a new node.
+    pub(super) fn add(&mut self, name: &RegionName, witness: bool) -> Option<RegionId> {
         let node = self.next_node;
         self.next_node = node.saturating_add(1);
         let id = match self.find(name) {
@@ -136,7 +176,28 @@ impl Members {
         };
         let seat = self.seat_mut(id)?;
         (seat.node, seat.standing) = (node, Standing::In);
+        if witness {
+            self.witnesses.insert(id);
+        } else {
+            self.witnesses.remove(&id);
+        }
         Some(id)
+    }
+
+    /// What comes is ahead of whatever older members, of whom nobody knows, can have been given: epochs and node ids.
+    pub(super) fn leap(&mut self) {
+        self.next_node = self.next_node.div_euclid(NODES_LEAP).saturating_add(2).saturating_mul(NODES_LEAP);
+        for seat in &mut self.seats {
+            seat.epoch = (seat.epoch.0.saturating_add(EPOCHS_LEAP), 0);
+        }
+    }
+
+    /// It is out, and nothing counts any more that this life of it says. (Whoever has a part must [`Self::leave`] first.)
+    pub(super) fn dismiss(&mut self, id: RegionId) {
+        if let Some(seat) = self.seat_mut(id) {
+            seat.standing = Standing::Out;
+        }
+        self.retire(id);
     }
 
     /// It has no part from this version on.
@@ -173,14 +234,13 @@ impl Members {
         out
     }
 
-    /// Cuts a policy up for those that are in. The others have parts of nothing.
+    /// Cuts a policy up for those that are in, and serve. The others have parts of nothing.
     pub(super) fn cut(&self, policy: &Policy) -> Option<Cut> {
-        let is_in = |seat: &Seat| seat.standing == Standing::In;
-        let present = self.names.iter().zip(&self.seats).filter(|(_, seat)| is_in(seat));
-        let present: Vec<RegionName> = present.map(|(name, _)| name.clone()).collect();
+        let serves = |member: &Member| member.standing == Standing::In && !member.witness;
+        let present: Vec<RegionName> = self.all().filter(serves).map(|member| member.name).collect();
         let mut cut = policy.cut(&present)?;
         let mut parts = std::mem::take(&mut cut.parts).into_iter();
-        let spread = self.seats.iter().map(|seat| if is_in(seat) { parts.next() } else { None });
+        let spread = self.all().map(|member| if serves(&member) { parts.next() } else { None });
         cut.parts = spread.map(|part: Option<Part>| part.unwrap_or_default()).collect();
         Some(cut)
     }

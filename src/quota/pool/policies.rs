@@ -109,7 +109,8 @@ impl Policies {
     /// The first version.
     pub(super) fn found(members: &Members, policies: &[Policy], tau: Micros) -> Option<Self> {
         sound(policies).then_some(())?;
-        let acked = vec![1; members.names().len()];
+        // Witnesses use nothing: nobody waits for their word.
+        let acked = members.all().map(|member| if member.witness { GONE } else { 1 }).collect();
         let mut new = Self { version: 1, settled: 1, acked, ..Self::default() };
         for policy in policies {
             new.add(members, policy, tau)?;
@@ -198,6 +199,36 @@ impl Policies {
             *acked = self.version;
         }
         self.recount();
+    }
+
+    /// A region has to say what it goes by before anything that is new settles.
+    pub(super) fn hear_again(&mut self, region: RegionId) {
+        let at = usize::from(region.0);
+        if at >= self.acked.len() {
+            self.acked.resize(at.saturating_add(1), GONE);
+        }
+        if let Some(acked) = self.acked.get_mut(at) {
+            *acked = (*acked).min(self.version);
+        }
+        self.recount();
+    }
+
+    /// Of limits that count, every region's part is as this says.
+    pub(super) fn hold_counts(&mut self, unseen: Unseen) {
+        let counts =
+            |slot: &&mut Slot| slot.editions.last().is_some_and(|edition| edition.counts().is_some());
+        for slot in self.slots.iter_mut().filter(counts) {
+            slot.unseen_parts.fill(Some(unseen));
+        }
+    }
+
+    /// A witness comes: it has no part of anything, and nobody waits for its word.
+    pub(super) fn seat_witness(&mut self, region: RegionId) {
+        let at = usize::from(region.0);
+        if at >= self.acked.len() {
+            self.acked.resize(at.saturating_add(1), GONE);
+            self.recount();
+        }
     }
 
     /// A region uses nothing any more: it counts as having acknowledged whatever may come. Buckets must be advanced before

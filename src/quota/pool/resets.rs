@@ -155,6 +155,11 @@ impl Resets {
         reset.taken.push((region, op.epoch, tokens));
     }
 
+    /// Nobody is owed anything any more.
+    pub(super) fn clear(&mut self) {
+        self.of.clear();
+    }
+
     /// A region that is gone is owed nothing.
     pub(super) fn forget(&mut self, gone: impl Fn(RegionId) -> bool) {
         for reset in self.of.values_mut() {

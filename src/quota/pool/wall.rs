@@ -65,16 +65,26 @@ impl Walls {
         self.readings.get(usize::from(region.0)).copied()?
     }
 
+    /// What was said does not count any more; the time of day does not go back all the same.
+    pub(super) fn forget(&mut self) {
+        self.readings.clear();
+    }
+
     /// The time of day at Raft time `tau`; `None`: nobody knows yet.
     pub(super) fn at(&self, members: &Members, tau: Micros) -> Option<Micros> {
+        self.reached.max(self.agreed(members, tau))
+    }
+
+    /// The latest that a majority of the clocks has reached at Raft time `tau`, by what they have said; `None`: no majority has said
+    /// anything.
+    pub(super) fn agreed(&self, members: &Members, tau: Micros) -> Option<Micros> {
         let present = || members.all().filter(|member| member.standing == Standing::In);
         let majority = present().count().div_euclid(2).saturating_add(1);
         let mut clocks: Vec<Micros> =
             present().filter_map(|member| Some(self.reading(member.id)?.at(tau))).collect();
         clocks.sort_unstable_by_key(|clock| std::cmp::Reverse(*clock));
         let nth = if planted(Bug::FirstClockCounts) { 0 } else { majority.saturating_sub(1) };
-        let agreed = clocks.get(nth).copied();
-        self.reached.max(agreed)
+        clocks.get(nth).copied()
     }
 
     /// What the time of day would be at Raft time `tau` if it had never stood still: it was `t` ago what this was less `t`. So

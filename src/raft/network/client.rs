@@ -193,6 +193,10 @@ impl Client {
             .header(header::INSTANCE, me.instance)
             .header(header::NODE, me.node_id)
             .header(header::TO, &*peer.region);
+        let request = match self.peers.level {
+            1 => request,
+            level => request.header(header::LEVEL, level),
+        };
         let request = match self.peers.redaction {
             Some(sum) => request.header(header::REDACTION, sum.to_string()),
             None => request,
@@ -266,6 +270,7 @@ impl Client {
             }
             return Err(CallError::Refused(Refusal::TargetInstance));
         }
+        peer.applies(reply.headers());
         match reply.status() {
             status if status.is_success() => Ok(reply),
             http::StatusCode::SERVICE_UNAVAILABLE => Err(CallError::Busy),

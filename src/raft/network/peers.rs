@@ -2,10 +2,12 @@
 
 use super::wire::{Refusal, header};
 use crate::quota::policy::RegionName;
+use crate::quota::pool::LEVEL;
 pub(crate) use crate::quota::pool::REGIONS_MAX;
 use crate::raft::data_dir::{Acquaintances, Identity};
 use http::HeaderMap;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -24,6 +26,8 @@ pub(crate) struct Peers {
     refusals: Mutex<BTreeMap<&'static str, Instant>>,
     /// Sums up how this region names its buckets.
     pub redaction: Option<u64>,
+    /// The level of operations that this node applies.
+    pub level: u32,
     /// Calls of those that are no peers (yet).
     strangers: Calls,
 }
@@ -53,6 +57,8 @@ pub(crate) struct Peer {
     pub region: RegionName,
     pub url: String,
     health: Mutex<Health>,
+    /// The level of operations that it has said last that it applies; 0: it has said nothing yet.
+    level: AtomicU32,
     /// What it has asked lately.
     pub calls: Calls,
 }
@@ -92,6 +98,16 @@ impl Peer {
         health.rtt = Some(health.rtt.map_or(rtt, |before| (before * 7 + rtt) / 8));
     }
 
+    /// Notes what these headers, of a call or an answer of its own, say about the level of operations that it applies.
+    pub fn applies(&self, headers: &HeaderMap) {
+        self.level.store(level_of(headers), Ordering::Relaxed);
+    }
+
+    /// What it has said last; `None`: nothing yet, in this life of the daemon.
+    pub fn level(&self) -> Option<u32> {
+        Some(self.level.load(Ordering::Relaxed)).filter(|level| *level > 0)
+    }
+
     /// Has it answered within `silence`?
     pub fn reachable(&self, silence: Duration) -> bool {
         self.health().heard.is_some_and(|heard| heard.elapsed() < silence)
@@ -107,11 +123,27 @@ impl Peer {
     }
 }
 
+/// The level of operations that the sender of these headers applies.
+pub(crate) fn level_of(headers: &HeaderMap) -> u32 {
+    let said = headers.get(header::LEVEL).and_then(|value| value.to_str().ok()?.parse().ok());
+    said.unwrap_or(1).max(1)
+}
+
 impl Peers {
     pub fn new(me: Identity, known: Acquaintances, regions: &[(RegionName, String)]) -> Self {
         let configured = regions.iter().cloned().collect();
         let (book, removed_by, refusals, strangers) = Default::default();
-        let peers = Self { me, known, configured, book, removed_by, refusals, redaction: None, strangers };
+        let peers = Self {
+            me,
+            known,
+            configured,
+            book,
+            removed_by,
+            refusals,
+            redaction: None,
+            level: LEVEL,
+            strangers,
+        };
         for (region, url) in regions {
             peers.book_mut().add(&peers.me, region, url);
         }
@@ -121,6 +153,11 @@ impl Peers {
     /// The same, where buckets are named so.
     pub fn with_redaction(self, redaction: Option<u64>) -> Self {
         Self { redaction, ..self }
+    }
+
+    /// The same, of a node that applies operations up to this level.
+    pub fn with_level(self, level: u32) -> Self {
+        Self { level, ..self }
     }
 
     /// May this region (or whoever says that it is) make one more call?
@@ -312,7 +349,13 @@ impl Book {
         }
         self.peers.entry(region.clone()).or_insert_with(|| {
             let url = url.trim_end_matches('/').to_owned();
-            Arc::new(Peer { region: region.clone(), url, health: Mutex::default(), calls: Calls::default() })
+            Arc::new(Peer {
+                region: region.clone(),
+                url,
+                health: Mutex::default(),
+                level: AtomicU32::new(0),
+                calls: Calls::default(),
+            })
         });
     }
 

@@ -10,10 +10,12 @@ use super::wire::{
 };
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::policy::{
-    BucketId, KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, Share, TokenBucket, Unit, ValueMatch,
+    Algorithm, BucketId, Concurrent, KeyMatch, Limit, Mode, OnStoreFailure, Policy, Quota, Reserve, Share,
+    TokenBucket, Unit, ValueMatch, Window,
 };
 use crate::quota::pool::{
-    Ack, AddRegion, Applied, Ask, Entry, Join, Op, PolicyOutcome, RegionId, RemoveRegion, SetPolicies, Stamp,
+    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, NoReset, Op, PolicyOutcome, RegionId,
+    RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
 use crate::raft::types::{
     AppendReply, AppendRequest, Command, LeaderId, LogId, PeerNode, SnapshotMeta, TypeConfig, Vote,
@@ -80,7 +82,12 @@ fn messages_are_what_they_were() {
 #[test]
 fn proposals_are_what_they_were() {
     let samples = Samples::new();
-    samples.check("propose", &Propose { ops: ops(), wait_ms: 3_000, hops: 2 });
+    let propose = |ops| Propose { ops, wait_ms: 3_000, hops: 2 };
+    samples.check("propose", &propose(ops()));
+    samples.check("propose-resets", &propose(resets()));
+    samples.check("propose-windows", &propose(windows()));
+    samples.check("propose-limits", &propose(limits()));
+    samples.check("propose-witnesses", &propose(witnesses()));
     let applied = Applied {
         refused: false,
         records: vec![(RegionId(1), BucketId([7; 16]))],
@@ -93,11 +100,21 @@ fn proposals_are_what_they_were() {
     samples.check::<ProposeReply>("propose-reply", &Ok(Arc::new(applied)));
     samples.check::<ProposeReply>("propose-reply-conflict", &outcome(PolicyOutcome::Conflict(3)));
     samples.check::<ProposeReply>("propose-reply-refused", &outcome(PolicyOutcome::Refused));
+    samples.check::<ProposeReply>("propose-reply-reset", &outcome(PolicyOutcome::Reset(7)));
+    for (name, why) in [
+        ("propose-reply-no-limit", NoReset::NoLimit),
+        ("propose-reply-frozen", NoReset::Frozen),
+        ("propose-reply-too-many", NoReset::TooMany),
+        ("propose-reply-too-long", NoReset::TooLong),
+    ] {
+        samples.check::<ProposeReply>(name, &outcome(PolicyOutcome::NotReset(why)));
+    }
     for (name, fault) in [
         ("propose-fault-not-sent", ProposeFault::NotSent { retry: true }),
         ("propose-fault-unknown", ProposeFault::Unknown),
         ("propose-fault-refused", ProposeFault::Refused),
         ("propose-fault-too-large", ProposeFault::TooLarge),
+        ("propose-fault-too-new", ProposeFault::TooNew { node: 4 }),
     ] {
         samples.check::<ProposeReply>(name, &Err(fault));
     }
@@ -159,11 +176,10 @@ fn append(vote: Vote) -> AppendRequest {
 
 type RaftEntry = crate::raft::types::LogEntry;
 
-/// One of each.
-fn ops() -> Vec<Op> {
+fn ask() -> Ask {
     let stamp = Stamp { term: 327_682, tau: Micros::seconds(86_399) };
     let (n, tokens) = (Micros::millis(250), Tokens::whole);
-    let ask = Ask {
+    Ask {
         region: RegionId(2),
         epoch: 3,
         policy: 5,
@@ -181,10 +197,14 @@ fn ops() -> Vec<Op> {
         quantum: tokens(2),
         seen: stamp,
         age: n,
-    };
+    }
+}
+
+/// One of each that the first version of the wire had.
+fn ops() -> Vec<Op> {
     vec![
         Op::Found { regions: vec!["eu-west".into(), "us-east".into()], policies: policies() },
-        Op::Ask(ask),
+        Op::Ask(ask()),
         Op::Join(Join { region: RegionId(1), previous: 2, nonce: 1 << 50 }),
         Op::SetPolicies(SetPolicies { expected: Some(4), policies: policies() }),
         Op::SetPolicies(SetPolicies { expected: None, policies: vec![] }),
@@ -192,6 +212,52 @@ fn ops() -> Vec<Op> {
         Op::AddRegion(AddRegion { name: "ca-west".into(), previous: 4 }),
         Op::RemoveRegion(RemoveRegion { region: RegionId(0), node: 1, presume_dead: true }),
     ]
+}
+
+/// Operations that came with resets.
+fn resets() -> Vec<Op> {
+    let (bucket, by, reason) = (BucketId([7; 16]), "10.0.0.7".to_owned(), "ticket 4711".to_owned());
+    vec![
+        Op::ResetBucket(ResetBucket { policy: 5, bucket, by, reason }),
+        Op::TakeReset(TakeReset { region: RegionId(1), epoch: 3, bucket, number: 9 }),
+    ]
+}
+
+/// Operations that came with quotas.
+fn windows() -> Vec<Op> {
+    let start = Micros::seconds(1_790_000_000);
+    vec![
+        Op::AskInWindow(AskInWindow { start, ask: ask() }),
+        Op::TimeOfDay(TimeOfDay { region: RegionId(2), wall: start + Micros(1) }),
+    ]
+}
+
+/// Operations of level 2.
+fn witnesses() -> Vec<Op> {
+    let members = vec!["eu-west".into(), "tie".into(), "us-east".into()];
+    let ops = vec![
+        Op::Level(2),
+        Op::FoundWith(FoundWith { members, witnesses: vec!["tie".into()], policies: policies() }),
+        Op::AddWitness(AddRegion { name: "tie".into(), previous: 4 }),
+    ];
+    assert!(ops.iter().all(|op| op.level() == 2));
+    ops
+}
+
+/// What policies have learnt to say since.
+fn limits() -> Vec<Op> {
+    let quota = |per, algorithm| Limit::Quota(Quota { quota: 1_000_000, per, algorithm });
+    let length = Window::Length { seconds: 900 };
+    let named = |name: &str, limit| Policy { name: name.into(), limit, ..policies().remove(2) };
+    let shared = KeyMatch { key: "path".into(), value: ValueMatch::Shared("/api/".into()) };
+    let policies = vec![
+        named("plan", quota(Window::Calendar(Unit::Month), Algorithm::FixedWindow)),
+        named("hourly", quota(length, Algorithm::SlidingWindow)),
+        named("logins", quota(length, Algorithm::SlidingLog)),
+        named("exports", Limit::Concurrent(Concurrent { permits: 3, ttl: Micros::seconds(60) })),
+        Policy { matches: vec![shared], ..named("shared", Limit::Unlimited) },
+    ];
+    vec![Op::SetPolicies(SetPolicies { expected: Some(9), policies })]
 }
 
 /// One of each mode, match, limit and failure.

@@ -2,7 +2,7 @@
 
 use super::certificate::Shown;
 use super::client::STREAM_WINDOW;
-use super::peers::Peers;
+use super::peers::{Peers, level_of};
 use super::wire::{
     self, APPLIED_BYTES_MAX, CALL_BYTES_MAX, Frames, HelloReply, PROPOSE_BYTES_MAX, Propose, ProposeFault,
     ProposeReply, Refusal, SnapshotHead, WireError, header, path,
@@ -169,7 +169,7 @@ async fn http2(node: Arc<Node>, stream: impl AsyncRead + AsyncWrite + Unpin, sho
 /// Nothing is done for a caller that is not a peer of this cluster, or not the one that it was.
 async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
     let peers = &node.client.peers;
-    let mut response = match refusal_of(peers, &request) {
+    let mut response = match refusal_of(peers, node.replica.level(), &request) {
         None => next.run(request).await,
         Some(refused) => refused,
     };
@@ -179,14 +179,18 @@ async fn admit(State(node): State<Arc<Node>>, request: Request, next: Next) -> R
     if let Ok(region) = peers.me.region.parse() {
         headers.insert(header::REGION, region);
     }
+    if peers.level > 1 {
+        headers.insert(header::LEVEL, peers.level.into());
+    }
     if let Some(sum) = peers.redaction {
         headers.insert(header::REDACTION, sum.into());
     }
     response
 }
 
-/// What is answered to a caller that is not who it says, or may not call now; `None`: it may.
-fn refusal_of<B>(peers: &Peers, request: &http::Request<B>) -> Option<Response> {
+/// What is answered to a caller that is not who it says, may not call now, or does not apply what the log may hold (operations up to
+/// `level`); `None`: it may.
+fn refusal_of<B>(peers: &Peers, level: u32, request: &http::Request<B>) -> Option<Response> {
     let headers = request.headers();
     let from = text(headers, header::REGION);
     let anyone = request.uri().path() == path::WHO;
@@ -198,11 +202,19 @@ fn refusal_of<B>(peers: &Peers, request: &http::Request<B>) -> Option<Response> 
     };
     let admitted = peers.admit(headers, anyone).map_err(|refusal| (refusal, None));
     let admitted = admitted.and_then(|()| certified().map_err(|why| (Refusal::Certificate, Some(why))));
+    let admitted = admitted.and_then(|()| {
+        let too_old =
+            || "its version is too old: the cluster uses what only newer ones know; upgrade it".to_owned();
+        if level_of(headers) < level { Err((Refusal::Protocol, Some(too_old()))) } else { Ok(()) }
+    });
     if let Err((refusal, why)) = admitted {
         if peers.may_log_refusal(refusal.name()) {
             log_refusal(headers, refusal, why.as_deref());
         }
         return Some((StatusCode::CONFLICT, [(header::REFUSED, refusal.name())]).into_response());
+    }
+    if let Some(peer) = peers.get(from).filter(|_| !anyone) {
+        peer.applies(headers);
     }
     if !peers.count_call(from) {
         if peers.may_log_refusal("rate") {

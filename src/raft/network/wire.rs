@@ -53,6 +53,9 @@ pub(crate) mod header {
     pub const TO_INSTANCE: &str = "x-quorate-to-instance";
     /// Sums up how the sender names its buckets; left out where it redacts nothing. In answers, the answering side's.
     pub const REDACTION: &str = "x-quorate-redaction";
+    /// The level of operations that the sender applies ([`crate::quota::pool::LEVEL`]); left out by those of level 1. In answers, the
+    /// answering side's.
+    pub const LEVEL: &str = "x-quorate-level";
     /// Why a call was refused before anything was done: a [`super::Refusal`].
     pub const REFUSED: &str = "x-quorate-refused";
 }
@@ -236,10 +239,16 @@ pub(crate) type ProposeReply = Result<Arc<Applied>, ProposeFault>;
 /// [`ProposeError`], as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ProposeFault {
-    NotSent { retry: bool },
+    NotSent {
+        retry: bool,
+    },
     Unknown,
     Refused,
     TooLarge,
+    /// Only ever answered to those who propose what is too new for others.
+    TooNew {
+        node: u64,
+    },
 }
 
 impl From<ProposeError> for ProposeFault {
@@ -249,6 +258,7 @@ impl From<ProposeError> for ProposeFault {
             ProposeError::Unknown => Self::Unknown,
             ProposeError::Refused => Self::Refused,
             ProposeError::TooLarge => Self::TooLarge,
+            ProposeError::TooNew { node } => Self::TooNew { node },
         }
     }
 }
@@ -260,6 +270,7 @@ impl From<ProposeFault> for ProposeError {
             ProposeFault::Unknown => Self::Unknown,
             ProposeFault::Refused => Self::Refused,
             ProposeFault::TooLarge => Self::TooLarge,
+            ProposeFault::TooNew { node } => Self::TooNew { node },
         }
     }
 }

@@ -17,6 +17,8 @@ pub enum RegionAction {
     Add {
         /// Its peer listener.
         url: String,
+        /// It is to have no part of any limit, and to serve nobody.
+        witness: bool,
     },
     /// It leaves.
     Remove {
@@ -36,6 +38,8 @@ pub enum RegionAction {
 struct Add {
     region: String,
     url: String,
+    #[serde(default)]
+    witness: bool,
 }
 
 pub(super) async fn list(State(admin): State<Admin>) -> Json<RegionsState> {
@@ -49,12 +53,12 @@ pub(super) async fn add(
     body: Bytes,
 ) -> Result<Json<RegionStep>, Problem> {
     admin.access.check(peer.ip(), &headers)?;
-    let Add { region, url } = serde_json::from_slice(&body).map_err(|fault| {
+    let Add { region, url, witness } = serde_json::from_slice(&body).map_err(|fault| {
         let detail =
             format!("the body: {fault}; send `{{\"region\": \"NAME\", \"url\": \"https://HOST:PORT\"}}`");
         Problem::new(StatusCode::BAD_REQUEST, detail)
     })?;
-    step(&admin, region, RegionAction::Add { url }).await
+    step(&admin, region, RegionAction::Add { url, witness }).await
 }
 
 pub(super) async fn remove(

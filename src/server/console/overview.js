@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { model } from "./model.js";
 import * as f from "./format.js";
-import { badge, bar, bucketLink, busiest, empty, health, limitRate, limitWords, policyLink, regionName, shares, stale, sums } from "./parts.js";
+import { badge, bar, bucketLink, busiest, empty, health, limitRate, limitWords, policyLink, regionName, regionNames, shares, stale, sums } from "./parts.js";
 import { sparkline } from "./chart.js";
 import { lead } from "./change.js";
 
@@ -44,6 +44,7 @@ function regionCard(name, region) {
       h("h3", {}, regionName(name)),
       region.role === "leader" && h("span", { class: "badge lead", title: "Its log is the cluster's" }, "Leader"),
       region.role === "learner" && badge("plain", "Learner", "Follows the log without a vote"),
+      region.witness && badge("plain", "Witness", "Votes, has no part of any limit, and serves nobody"),
       region.standing === "leaving" && badge("warn", "Leaving"),
       region.me && h("span", { class: "badge plain" }, "You are here"),
     ),
@@ -52,9 +53,9 @@ function regionCard(name, region) {
       "dl",
       { class: "facts" },
       fact("Round trip", region.me ? "here" : silent ? "–" : f.trip(region.rtt_us)),
-      fact("Store", storeWords(store)),
-      fact("Admits", h("b", {}, f.rate(totals.admitted)), totals.buckets && ""),
-      fact("Denies", totals.denied > 0 ? h("b", { class: "denies" }, f.rate(totals.denied)) : "0/s"),
+      !region.witness && fact("Store", storeWords(store)),
+      !region.witness && fact("Admits", h("b", {}, f.rate(totals.admitted)), totals.buckets && ""),
+      !region.witness && fact("Denies", totals.denied > 0 ? h("b", { class: "denies" }, f.rate(totals.denied)) : "0/s"),
     ),
     model.token !== undefined &&
       region.role === "voter" &&
@@ -214,7 +215,7 @@ function hottest() {
 
 /** Buckets with their rates, and what is left of them by region. */
 export function hotTable(hot, withPolicy = true) {
-  const names = Object.keys(model.state.regions ?? {}).sort();
+  const names = regionNames();
   const column = (text, props = {}) => h("th", { scope: "col", ...props }, text);
   return h(
     "div",

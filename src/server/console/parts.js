@@ -8,11 +8,14 @@ import * as f from "./format.js";
 const SHAPES = ["●", "■", "▲", "◆", "▼", "★", "✚", "◗", "⬟"];
 
 export function regionNames() {
-  return Object.keys(model.state?.regions ?? {}).sort();
+  const serving = Object.entries(model.state?.regions ?? {}).filter(([, region]) => !region.witness);
+  return serving.map(([name]) => name).sort();
 }
 
 export function regionIndex(name) {
-  return Math.max(0, regionNames().indexOf(name)) % SHAPES.length;
+  // Witnesses, which nothing passes, have what comes after the regions'.
+  const at = regionNames().indexOf(name);
+  return (at < 0 ? SHAPES.length - 1 : at) % SHAPES.length;
 }
 
 export function colour(name) {

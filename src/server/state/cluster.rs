@@ -14,6 +14,8 @@ pub struct RegionView {
     pub standing: String,
     /// `leader`, `voter`, `learner`, or `none`: it does not follow the log.
     pub role: String,
+    /// It votes, has no part of any limit and serves nobody.
+    pub witness: bool,
     /// It is the answering region, or has answered that one's last pings.
     pub reachable: bool,
     /// Smoothed round trip from the answering region, in microseconds.

@@ -39,7 +39,7 @@ impl std::fmt::Display for Fault {
         match self {
             Self::Refused(why) => write!(f, "Redis refuses: {why}"),
             Self::NotPrimary(why) => write!(f, "this Redis is not a primary that is ready: {why}"),
-            Self::Fenced => f.write_str("another daemon has taken over, or the data is gone"),
+            Self::Fenced => f.write_str("another daemon has taken over (one region is one daemon, and has a Redis of its own), or the data is gone"),
             Self::Clock => f.write_str("Redis' clock is not where it should be"),
             Self::Unknown(why) => write!(f, "the connection to Redis failed: {why}"),
         }

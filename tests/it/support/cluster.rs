@@ -45,18 +45,25 @@ impl Cluster {
 
     /// The same, with more lines in every `region.yaml`.
     pub async fn start_with(plan: Plan, more: &str) -> Self {
+        Self::start_among(plan, more, &[]).await
+    }
+
+    /// The same; some of the regions are witnesses. (Their Redis is down, and nobody's.)
+    pub async fn start_among(plan: Plan, more: &str, witnesses: &[&str]) -> Self {
         let peers: Vec<SocketAddr> = REGIONS.iter().map(|_| free_address()).collect();
         let links = links(&peers, plan.rtt / 2).await;
         let (redis, daemons, policies) = (Vec::new(), Vec::new(), plan.policies.clone());
         let mut cluster = Self { redis, daemons, peers: peers.clone(), policies, links };
         for (i, region) in REGIONS.iter().enumerate() {
             let redis = match plan.clocks {
+                _ if witnesses.contains(region) => Redis::down(),
                 Some(clocks) => Redis::start_with_clock(clocks[i].1).await,
                 None => Redis::start().await,
             };
             let mut daemon = Daemon::down(Settings {
                 region: (*region).to_owned(),
                 regions: cluster.regions_seen_from(i, &peers),
+                witnesses: witnesses.iter().map(ToString::to_string).collect(),
                 redis: Some(redis.url()),
                 policies: plan.policies.clone(),
                 more: more.to_owned(),
@@ -84,6 +91,7 @@ impl Cluster {
         self.daemons.push(Daemon::down(Settings {
             region: region.to_owned(),
             regions: regions.map(|(name, address)| (name, format!("http://{address}"))).collect(),
+            witnesses: Vec::new(),
             redis: Some(redis.url()),
             policies: self.policies.clone(),
             more: String::new(),

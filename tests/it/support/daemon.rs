@@ -27,6 +27,8 @@ pub struct Settings {
     pub region: String,
     /// Region and peer URL of every voter, as this daemon is to reach them.
     pub regions: Vec<(String, String)>,
+    /// Those of them that serve nobody.
+    pub witnesses: Vec<String>,
     /// Its Redis; `None`: the embedded store.
     pub redis: Option<String>,
     /// `policies.yaml`
@@ -48,6 +50,7 @@ impl Settings {
         Self {
             region: "solo".to_owned(),
             regions: vec![("solo".to_owned(), format!("http://{peer}"))],
+            witnesses: Vec::new(),
             redis: Some(redis.to_owned()),
             policies: policies.to_owned(),
             more: String::new(),
@@ -148,6 +151,12 @@ impl Daemon {
         process.ended(STOP_WITHIN).await
     }
 
+    /// Waits until it ends by itself.
+    #[allow(dead_code, reason = "not for the benches")]
+    pub async fn ended(&mut self, deadline: Duration) -> ExitStatus {
+        self.process.as_mut().expect("the daemon was started").ended(deadline).await
+    }
+
     /// Asks its HTTP listener.
     pub fn api(&self) -> Api {
         Api::new(self.http)
@@ -224,9 +233,14 @@ impl Daemon {
         let s = &self.settings;
         let mut yaml = String::new();
         let _ = writeln!(yaml, "region: {}", s.region);
-        let _ = writeln!(yaml, "listen:\n  http: {}\n  grpc: {}", self.http, self.grpc);
+        let witness = s.witnesses.contains(&s.region);
+        yaml.push_str("listen:\n");
+        if !witness {
+            let _ = writeln!(yaml, "  http: {}\n  grpc: {}", self.http, self.grpc);
+        }
         let _ = writeln!(yaml, "  peer: {}\n  admin: {}", s.peer, self.admin);
         match &s.redis {
+            _ if witness => {}
             Some(url) => {
                 // Twenty milliseconds, the default, are for a machine that is not also building and running all of this.
                 let _ = writeln!(yaml, "store:\n  redis:\n    url: {url}\n    timeout: 500ms");
@@ -238,6 +252,7 @@ impl Daemon {
         for (region, url) in &s.regions {
             let _ = writeln!(yaml, "    {region}: {url}");
         }
+        let _ = writeln!(yaml, "  witnesses: [{}]", s.witnesses.join(", "));
         yaml.push_str("policies: policies.yaml\n");
         yaml.push_str(&s.more);
         std::fs::write(self.config_file(), yaml).expect("region.yaml is written");

@@ -78,7 +78,9 @@ impl Claims {
         for claim in self.all.values() {
             match claim.told {
                 Some(Ok(())) => ends.done += 1,
-                Some(Err(ProposeError::NotSent { .. } | ProposeError::TooLarge)) => ends.not_sent += 1,
+                Some(Err(
+                    ProposeError::NotSent { .. } | ProposeError::TooLarge | ProposeError::TooNew { .. },
+                )) => ends.not_sent += 1,
                 Some(Err(ProposeError::Refused)) => ends.refused += 1,
                 Some(Err(ProposeError::Unknown)) | None => {
                     ends.unknown += 1;
@@ -95,7 +97,9 @@ impl Claim {
         let holds = match self.told {
             // The leader answers when it has applied it.
             Some(Ok(())) => self.done,
-            Some(Err(ProposeError::NotSent { .. } | ProposeError::TooLarge)) => !self.done && !self.refused,
+            Some(Err(
+                ProposeError::NotSent { .. } | ProposeError::TooLarge | ProposeError::TooNew { .. },
+            )) => !self.done && !self.refused,
             Some(Err(ProposeError::Refused)) => self.refused && !self.done,
             Some(Err(ProposeError::Unknown)) | None => true,
         };
