@@ -288,7 +288,7 @@ async fn regions_are_changed_step_by_step() {
     let body = r#"{"region": "ca-west", "url": "https://ca:1"}"#;
     let added = ask(Method::POST, "/v1/regions", body).await;
     assert_eq!((added.status, &added.body["region"]), (200, &json!("ca-west")));
-    assert_eq!(added.body["waits_for"], json!(r#"Add { url: "https://ca:1" }"#));
+    assert_eq!(added.body["waits_for"], json!(r#"Add { url: "https://ca:1", witness: false }"#));
     assert_eq!(added.body["done"], json!(false));
     let removed = ask(Method::DELETE, "/v1/regions/ca-west?presume_dead=1", "").await;
     assert_eq!(removed.body["waits_for"], json!("Remove { presume_dead: true }"));
