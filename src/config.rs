@@ -140,8 +140,8 @@ pub struct RedisTls {
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-/// The URL of one Redis server (`redis://`, `rediss://` with TLS, `redis+unix://`), or of Sentinels that know its primary
-/// (`redis-sentinel://`, `rediss-sentinel://`). Shown without its credentials.
+/// The URL of one Redis server (`redis://`, `rediss://` with TLS, `redis+unix://`), of Sentinels that know its primary
+/// (`redis-sentinel://`, `rediss-sentinel://`), or of nodes of a Redis Cluster (`redis-cluster://`, `rediss-cluster://`). Shown without its credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisUrl(Secret);
 

@@ -249,7 +249,7 @@ impl Reader<'_> {
         let url = self.secret(redis, "url", RedisUrl::from_str)?.or_else(default)?;
         let tls = redis.get("tls").map(|node| self.redis_tls(node));
         if let Some(node) = redis.get("tls").filter(|_| !url.is_encrypted()) {
-            let mend = "write `rediss://` or `rediss-sentinel://`, or remove it";
+            let mend = "write `rediss://`, `rediss-sentinel://` or `rediss-cluster://`, or remove it";
             self.faults.push(
                 &node.mark,
                 "`store.redis.tls` is there, and `store.redis.url` asks for no TLS",

@@ -10,6 +10,8 @@ use url::{Host, Url};
 
 const REDIS_FORM: &str = "write `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, the same with `rediss://` for TLS, or \
                           `redis+unix:///PATH`";
+const CLUSTER_FORM: &str = "write `redis-cluster://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]`, or the same with \
+                            `rediss-cluster://` for TLS";
 const SENTINEL_FORM: &str = "write `redis-sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/[DB]?sentinelServiceName=NAME` \
                              (`&sentinelUsername=`, `&sentinelPassword=`), or the same with `rediss-sentinel://` for TLS";
 
@@ -17,63 +19,86 @@ impl FromStr for RedisUrl {
     type Err = Wrong;
 
     /// # Errors
-    /// It is not the URL of a Redis server, or of its Sentinels.
+    /// It is not the URL of a Redis server, of Sentinels, or of nodes of a Redis Cluster.
     fn from_str(text: &str) -> Result<Self, Wrong> {
-        if let Some((scheme @ ("redis-sentinel" | "rediss-sentinel"), rest)) = text.split_once("://") {
-            return sentinels(scheme, rest).map(|()| Self(Secret::new(text)));
-        }
-        let url =
-            Url::parse(text).map_err(|error| Wrong::new(format!("is not a URL: {error}"), REDIS_FORM))?;
-        let wrong = |what: &str| Err(Wrong::new(what, REDIS_FORM));
-        match url.scheme() {
-            "redis" | "rediss" => {
-                if url.host_str().is_none_or(str::is_empty) {
-                    return wrong("names no host");
-                }
-                let db = url.path().trim_start_matches('/');
-                if !db.is_empty() && db.parse::<u8>().is_err() {
-                    return wrong("has a path that is not the number of a database");
-                }
+        match text.split_once("://") {
+            Some((scheme @ ("redis-sentinel" | "rediss-sentinel"), rest)) => {
+                hosts(scheme, rest, SENTINEL_FORM, sentinel).map(|()| Self(Secret::new(text)))
             }
-            "redis+unix" if url.path().trim_matches('/').is_empty() => return wrong("names no socket"),
-            "redis+unix" => {}
-            "redis-cluster" | "rediss-cluster" => {
-                let what = format!("has the scheme `{}`, which this version does not support", url.scheme());
-                let mend = "name one server with `redis://`, or Sentinels with `redis-sentinel://`";
-                return Err(Wrong::new(what, mend));
+            Some((scheme @ ("redis-cluster" | "rediss-cluster"), rest)) => {
+                hosts(scheme, rest, CLUSTER_FORM, node).map(|()| Self(Secret::new(text)))
             }
-            other => return wrong(&format!("has the unknown scheme {}", shown(other))),
+            _ => one(text).map(|()| Self(Secret::new(text))),
         }
-        if url.query().is_some() || url.fragment().is_some() {
-            return wrong("has a query or a fragment");
-        }
-        Ok(Self(Secret::new(text)))
     }
 }
 
-/// What follows `redis-sentinel://`: several hosts, which no URL has.
-fn sentinels(scheme: &str, rest: &str) -> Result<(), Wrong> {
-    let wrong = |what: &str| Err(Wrong::new(what, SENTINEL_FORM));
+/// The URL of one server.
+fn one(text: &str) -> Result<(), Wrong> {
+    let url = Url::parse(text).map_err(|error| Wrong::new(format!("is not a URL: {error}"), REDIS_FORM))?;
+    let wrong = |what: &str| Err(Wrong::new(what, REDIS_FORM));
+    match url.scheme() {
+        "redis" | "rediss" => {
+            if url.host_str().is_none_or(str::is_empty) {
+                return wrong("names no host");
+            }
+            let db = url.path().trim_start_matches('/');
+            if !db.is_empty() && db.parse::<u8>().is_err() {
+                return wrong("has a path that is not the number of a database");
+            }
+        }
+        "redis+unix" if url.path().trim_matches('/').is_empty() => return wrong("names no socket"),
+        "redis+unix" => {}
+        other => return wrong(&format!("has the unknown scheme {}", shown(other))),
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return wrong("has a query or a fragment");
+    }
+    Ok(())
+}
+
+/// What follows the scheme where there are several hosts, which no URL has: each is checked by itself.
+fn hosts(
+    scheme: &str,
+    rest: &str,
+    form: &str,
+    check: impl Fn(&Url) -> Result<(), &'static str>,
+) -> Result<(), Wrong> {
     let (hosts, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (login, hosts) = hosts.rsplit_once('@').map_or((None, hosts), |(login, hosts)| (Some(login), hosts));
     for host in hosts.split(',') {
         let login = login.map(|login| format!("{login}@")).unwrap_or_default();
         let url = Url::parse(&format!("{scheme}://{login}{host}{path}"))
-            .map_err(|error| Wrong::new(format!("is not a URL: {error}"), SENTINEL_FORM))?;
+            .map_err(|error| Wrong::new(format!("is not a URL: {error}"), form))?;
         if url.host_str().is_none_or(str::is_empty) {
-            return wrong("names no host");
+            return Err(Wrong::new("names no host", form));
         }
-        let db = url.path().trim_start_matches('/');
-        if !db.is_empty() && db.parse::<u8>().is_err() {
-            return wrong("has a path that is not the number of a database");
-        }
-        let known = ["sentinelServiceName", "sentinelUsername", "sentinelPassword"];
-        if url.fragment().is_some() || url.query_pairs().any(|(key, _)| !known.contains(&&*key)) {
-            return wrong("has an unknown query or a fragment");
-        }
-        if !url.query_pairs().any(|(key, name)| key == "sentinelServiceName" && !name.is_empty()) {
-            return wrong("names no service");
-        }
+        check(&url).map_err(|what| Wrong::new(what, form))?;
+    }
+    Ok(())
+}
+
+fn sentinel(url: &Url) -> Result<(), &'static str> {
+    let db = url.path().trim_start_matches('/');
+    if !db.is_empty() && db.parse::<u8>().is_err() {
+        return Err("has a path that is not the number of a database");
+    }
+    let known = ["sentinelServiceName", "sentinelUsername", "sentinelPassword"];
+    if url.fragment().is_some() || url.query_pairs().any(|(key, _)| !known.contains(&&*key)) {
+        return Err("has an unknown query or a fragment");
+    }
+    if !url.query_pairs().any(|(key, name)| key == "sentinelServiceName" && !name.is_empty()) {
+        return Err("names no service");
+    }
+    Ok(())
+}
+
+fn node(url: &Url) -> Result<(), &'static str> {
+    if !matches!(url.path(), "" | "/") {
+        return Err("has a path: a Redis Cluster has one database");
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("has a query or a fragment");
     }
     Ok(())
 }
@@ -146,6 +171,8 @@ mod tests {
             "redis+unix:///run/redis.sock",
             "redis-sentinel://a,b:26379,[::1]:7?sentinelServiceName=main",
             "rediss-sentinel://u:secret@a:1,b:2/3?sentinelServiceName=main&sentinelPassword=secret",
+            "redis-cluster://u:secret@a,b:7000,[::1]",
+            "rediss-cluster://a:7000/",
         ] {
             assert!(RedisUrl::from_str(fine).is_ok(), "{fine}");
         }
@@ -155,7 +182,9 @@ mod tests {
             "redis-sentinel://u:secret@a:x?sentinelServiceName=main",
             "redis-sentinel://u:secret@a/x?sentinelServiceName=main",
             "redis-sentinel://u:secret@a?sentinelServiceName=main&secret=1",
-            "redis-cluster://secret@a:6379",
+            "redis-cluster://u:secret@a:6379/1",
+            "redis-cluster://u:secret@a,",
+            "redis-cluster://u:secret@a?node=b",
             "http://secret@a",
             "redis://u:secret@a/x",
             "redis://u:secret@a/0?node=b",

@@ -7,6 +7,9 @@
 //! **Connections.** One for the control task, and one for each worker thread, driven by the thread's own runtime
 //! (`worker.rs`). A lost connection is replaced, never mended (`connect.rs`). Requests that meet share a call (`pump.rs`).
 //!
+//! **Shards.** A Redis Cluster holds the buckets in a fixed number of shards (`shards.rs`), each with a meta key of its own in the
+//! slot of its buckets, and a link of its own. They have one session together. One server is one shard.
+//!
 //! **Time** is Redis' own. Each call carries the window in which it must run (`clock.rs`): a call that Redis runs later, because it
 //! was frozen, or at another time of day, because its clock stepped, changes nothing.
 
@@ -18,6 +21,7 @@ mod pump;
 mod sample;
 mod scripts;
 mod server;
+mod shards;
 mod shared;
 #[cfg(test)]
 mod twin_test;
@@ -33,9 +37,11 @@ use crate::quota::policy::BucketId;
 use crate::telemetry::metrics::{StoreCall, StoreMetrics};
 use crate::tls::ClientFiles;
 use fault::Fault;
+use futures::future::join_all;
 use scripts::{Call, SCRIPTS, run};
 use server::Server;
-use shared::{Link, Live, Shared};
+use shared::{Link, Live, Region, Shared};
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,7 +56,8 @@ const BUCKETS_A_CALL: usize = 256;
 /// Where a region's Redis is.
 #[derive(Clone)]
 pub struct RedisConfig {
-    /// `redis://`, `rediss://`, `redis-sentinel://`, `rediss-sentinel://` or `redis+unix://`, with user and password; a secret.
+    /// `redis://`, `redis-sentinel://`, `redis-cluster://`, the same with `rediss`, or `redis+unix://`; with user and password: a
+    /// secret.
     pub url: String,
     /// With TLS: instead of the system's authorities, and a certificate to show.
     pub tls: Option<ClientFiles>,
@@ -80,11 +87,6 @@ pub enum RedisConfigError {
     /// Not a URL that leads to a Redis.
     #[error("store.redis.url: {0}")]
     Url(String),
-    /// Cluster is not supported yet.
-    #[error(
-        "store.redis.url: {0} is not supported yet; give one primary as redis://, or Sentinels as redis-sentinel://"
-    )]
-    Topology(&'static str),
     /// A name that would make keys ambiguous.
     #[error("{what} {name:?}: use letters, digits, '.', '_' and '-' only, 1 to 64 of them")]
     Name {
@@ -101,6 +103,13 @@ pub enum RedisConfigError {
 /// A handle to a region's Redis. Clones share its connection; [`RedisStore::worker`] makes one for another thread.
 #[derive(Clone)]
 pub struct RedisStore {
+    region: Arc<Region>,
+    /// One for each shard.
+    lanes: Arc<[Lane]>,
+}
+
+/// A handle's way to one shard.
+struct Lane {
     shared: Arc<Shared>,
     link: Arc<Link>,
     jobs: mpsc::Sender<pump::Job>,
@@ -128,57 +137,70 @@ impl RedisStore {
         if config.timeout < Duration::from_millis(1) || config.timeout > Duration::from_secs(10) {
             return Err(RedisConfigError::Timeout);
         }
-        let keys = wire::Keys::new(&config.cluster, &config.region);
-        let shared = Arc::new(Shared::new(config.timeout, server, keys));
-        let (store, jobs) = Self::with(shared);
-        let (shared, link) = (store.shared.clone(), store.link.clone());
+        let tagged = server.shards() > 1;
+        let tag = |shard| tagged.then(|| shards::tag(shard));
+        let keys = |shard| wire::Keys::new(&config.cluster, &config.region, tag(shard));
+        let (store, pumps) = Self::with(Arc::new(Region::new(config.timeout, server, keys)));
+        let region = store.region.clone();
+        let links: Vec<Arc<Link>> = store.lanes.iter().map(|lane| lane.link.clone()).collect();
         tokio::spawn(async move {
             tokio::select! {
-                () = control::supervise(&shared, &link) => {}
-                () = pump::pump(&shared, &link, jobs) => {}
-                () = shared.until_closed() => {}
+                () = control::supervise(&region, &links) => {}
+                _ = join_all(pumps) => {}
+                () = region.until_closed() => {}
             }
-            link.live.store(None);
+            links.iter().for_each(|link| link.live.store(None));
         });
         Ok(store)
     }
 
-    /// A handle whose connection is made and driven by the runtime on which this is called. It ends with its last clone.
+    /// A handle whose connections are made and driven by the runtime on which this is called. They end with its last clone.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     #[must_use]
     pub fn worker(&self) -> Self {
-        let (store, jobs) = Self::with(self.shared.clone());
-        let (shared, link) = (store.shared.clone(), store.link.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = worker::supervise(&shared, &link) => {}
-                () = pump::pump(&shared, &link, jobs) => {}
-                () = shared.until_closed() => {}
-            }
-            link.live.store(None);
-        });
+        let (store, pumps) = Self::with(self.region.clone());
+        for (lane, pump) in store.lanes.iter().zip(pumps) {
+            let (region, shared, link) = (store.region.clone(), lane.shared.clone(), lane.link.clone());
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = worker::supervise(&shared, &link) => {}
+                    () = pump => {}
+                    () = region.until_closed() => {}
+                }
+                link.live.store(None);
+            });
+        }
         store
     }
 
-    fn with(shared: Arc<Shared>) -> (Self, mpsc::Receiver<pump::Job>) {
-        let (jobs, queue) = mpsc::channel(pump::QUEUE_MAX);
-        (Self { shared, link: Arc::default(), jobs }, queue)
+    fn with(region: Arc<Region>) -> (Self, Vec<impl Future<Output = ()> + Send + 'static>) {
+        let (mut lanes, mut pumps) = (Vec::new(), Vec::new());
+        for shared in &region.shards {
+            let (jobs, queue) = mpsc::channel(pump::QUEUE_MAX);
+            let (shared, link) = (shared.clone(), Arc::<Link>::default());
+            lanes.push(Lane { shared: shared.clone(), link: link.clone(), jobs });
+            pumps.push(async move { pump::pump(&shared, &link, queue).await });
+        }
+        (Self { region, lanes: lanes.into() }, pumps)
     }
 
     /// The session, and why there is none. While it is detached because of the control task's connection alone, workers
     /// still serve requests.
     #[must_use]
     pub fn session(&self) -> watch::Receiver<SessionState> {
-        self.shared.state.subscribe()
+        self.region.state.subscribe()
     }
 
-    /// What it knows about buckets that it does not hold; before it was ever attached, that nothing is known to be left.
+    /// What it knows about buckets that it does not hold; before it was ever attached, that nothing is known to be left. Of several
+    /// shards, what holds for all.
     #[must_use]
     pub fn generation(&self) -> Generation {
-        let attached = self.shared.attached.borrow().clone();
-        attached.map_or(Generation { start: self.now(), full: false }, |attached| attached.generation())
+        let known: Option<Vec<Generation>> = self.lanes.iter().map(|lane| lane.generation(self)).collect();
+        let start = known.iter().flatten().map(|generation| generation.start).max();
+        let full = known.is_some_and(|known| known.iter().all(|generation| generation.full));
+        Generation { start: start.unwrap_or_else(|| self.now()), full }
     }
 
     /// See [`RegionStore::mark_full`](super::RegionStore::mark_full).
@@ -186,6 +208,60 @@ impl RedisStore {
     /// # Errors
     /// See there.
     pub async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
+        for lane in &*self.lanes {
+            lane.mark_full(session).await?;
+        }
+        Ok(())
+    }
+
+    /// About what Redis' clock reads, never ahead of it by more than drift; zero before it was first read. Several servers have
+    /// several clocks: then it is the daemon's own, told from where the first of them was.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        match &*self.lanes {
+            [lane] => {
+                lane.shared.window(crate::clock::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
+            }
+            _ => self.region.ahead().map_or(Micros::ZERO, |ahead| crate::clock::now() + ahead),
+        }
+    }
+
+    /// Measures with these from now on.
+    pub fn measure(&self, metrics: StoreMetrics) {
+        // Whoever was first counts.
+        let _ = self.region.metrics.set(metrics);
+    }
+
+    /// The smoothed round trip of the control task's heartbeat.
+    #[must_use]
+    pub fn rtt(&self) -> Duration {
+        self.region.rtt()
+    }
+
+    /// For `/readyz`.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.region.health()
+    }
+
+    /// Closes all connections of this handle and of its workers.
+    pub async fn close(&self) {
+        self.region.closed.send_replace(true);
+        // Each task holds a receiver until it has ended.
+        let _ = timeout(Duration::from_secs(1), self.region.closed.closed()).await;
+    }
+
+    fn timeout(&self) -> Duration {
+        self.lanes.first().map_or(Duration::ZERO, |lane| lane.shared.timeout)
+    }
+}
+
+impl Lane {
+    fn live(&self) -> Result<Arc<Live>, StoreError> {
+        self.link.live.load_full().ok_or(StoreError::Unavailable)
+    }
+
+    async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
         let live = self.live()?;
         if live.attached.session != session || session.kept {
             return Err(StoreError::Fenced);
@@ -196,39 +272,21 @@ impl RedisStore {
         Ok(())
     }
 
-    /// About what Redis' clock reads, never ahead of it by more than drift; zero before it was first read.
-    #[must_use]
-    pub fn now(&self) -> Micros {
-        self.shared.window(crate::clock::now(), Duration::ZERO).map_or(Micros::ZERO, |(low, _)| low)
-    }
-
-    /// Measures with these from now on.
-    pub fn measure(&self, metrics: StoreMetrics) {
-        // Whoever was first counts.
-        let _ = self.shared.metrics.set(metrics);
-    }
-
-    /// The smoothed round trip of the control task's heartbeat.
-    #[must_use]
-    pub fn rtt(&self) -> Duration {
-        self.shared.rtt()
-    }
-
-    /// For `/readyz`.
-    #[must_use]
-    pub fn health(&self) -> Health {
-        self.shared.health().clone()
-    }
-
-    /// Closes all connections of this handle and of its workers.
-    pub async fn close(&self) {
-        self.shared.closed.send_replace(true);
-        // Each task holds a receiver until it has ended.
-        let _ = timeout(Duration::from_secs(1), self.shared.closed.closed()).await;
-    }
-
-    fn live(&self) -> Result<Arc<Live>, StoreError> {
-        self.link.live.load_full().ok_or(StoreError::Unavailable)
+    /// A request's charges on this shard.
+    async fn take(&self, take: Take, until: Instant) -> Result<Taken, StoreError> {
+        if !self.link.opened.initialized() && self.shared.attached.borrow().is_some() {
+            // A worker's first connection is only moments behind the session: worth waiting for.
+            timeout_at(until, self.link.opened.wait()).await.map_err(|_| StoreError::Unavailable)?;
+        }
+        if self.link.live.load().is_none() || self.link.overdue.load(Ordering::Relaxed) {
+            return Err(StoreError::Unavailable);
+        }
+        let (reply, answer) = oneshot::channel();
+        self.jobs.try_send(pump::Job { take, reply }).map_err(|_| StoreError::Unavailable)?;
+        match timeout_at(until, answer).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) | Err(_) => Err(StoreError::Unknown),
+        }
     }
 
     /// A call of the slow loop.
@@ -269,41 +327,22 @@ impl RedisStore {
     fn window(&self) -> Result<(Micros, Micros), StoreError> {
         self.shared.window(crate::clock::now(), SLOW_TIMEOUT).ok_or(StoreError::Unavailable)
     }
-}
 
-impl Store for RedisStore {
-    async fn take(&self, take: Take) -> Result<Taken, StoreError> {
-        let until = Instant::now() + self.shared.timeout;
-        if !self.link.opened.initialized() && self.shared.attached.borrow().is_some() {
-            // A worker's first connection is only moments behind the session: worth waiting for.
-            timeout_at(until, self.link.opened.wait()).await.map_err(|_| StoreError::Unavailable)?;
-        }
-        let ready = self.link.live.load().is_some() && !self.link.overdue.load(Ordering::Relaxed);
-        if !ready || take.len() > CHARGES_MAX {
-            return Err(StoreError::Unavailable);
-        }
-        let (reply, answer) = oneshot::channel();
-        self.jobs.try_send(pump::Job { take, reply }).map_err(|_| StoreError::Unavailable)?;
-        match timeout_at(until, answer).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) | Err(_) => Err(StoreError::Unknown),
-        }
-    }
-
-    async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
+    async fn known(&self, buckets: &[BucketId]) -> Result<(u64, Vec<bool>), StoreError> {
         // On a request's path: it waits no longer than for a decision, and not at all where Redis is late already.
         if self.link.overdue.load(Ordering::Relaxed) {
             return Err(StoreError::Unavailable);
         }
         let live = self.live()?;
         let window = self.shared.window(crate::clock::now(), self.shared.timeout);
-        let call = live.attached.stem.known(window.ok_or(StoreError::Unavailable)?, &buckets);
+        let call = live.attached.stem.known(window.ok_or(StoreError::Unavailable)?, buckets);
         let read = |answer| wire::known(answer, buckets.len());
         let asked = self.slow(&live, StoreCall::Known, call, read);
         timeout(self.shared.timeout, asked).await.map_err(|_| StoreError::Unknown)?
     }
 
-    async fn prepare(&self, mut asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+    /// The time is this shard's, and that of the first call.
+    async fn prepare(&self, mut asks: Vec<Prepare>) -> Result<(Option<Micros>, Vec<Prepared>), StoreError> {
         let live = self.live()?;
         let ahead = self.ahead()?;
         for ask in &mut asks {
@@ -318,7 +357,7 @@ impl Store for RedisStore {
             first.get_or_insert(now);
             all.extend(prepared);
         }
-        Ok((first.unwrap_or_else(|| self.now()), all))
+        Ok((first, all))
     }
 
     async fn install(&self, mut records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
@@ -334,5 +373,42 @@ impl Store for RedisStore {
             all.extend(self.slow(&live, StoreCall::Install, call, read).await?);
         }
         Ok(all)
+    }
+}
+
+impl Store for RedisStore {
+    async fn take(&self, take: Take) -> Result<Taken, StoreError> {
+        let until = Instant::now() + self.timeout();
+        if take.len() > CHARGES_MAX {
+            return Err(StoreError::Unavailable);
+        }
+        match &*self.lanes {
+            [lane] => lane.take(take, until).await,
+            _ => self.take_sharded(take, until).await,
+        }
+    }
+
+    async fn known(&self, buckets: Vec<BucketId>) -> Result<(u64, Vec<bool>), StoreError> {
+        match &*self.lanes {
+            [lane] => lane.known(&buckets).await,
+            _ => self.known_sharded(&buckets).await,
+        }
+    }
+
+    async fn prepare(&self, asks: Vec<Prepare>) -> Result<(Micros, Vec<Prepared>), StoreError> {
+        match &*self.lanes {
+            [lane] => {
+                let (now, prepared) = lane.prepare(asks).await?;
+                Ok((now.unwrap_or_else(|| self.now()), prepared))
+            }
+            _ => self.prepare_sharded(asks).await,
+        }
+    }
+
+    async fn install(&self, records: Vec<Install>) -> Result<Vec<Tokens>, StoreError> {
+        match &*self.lanes {
+            [lane] => lane.install(records).await,
+            _ => self.install_sharded(records).await,
+        }
     }
 }

@@ -6,7 +6,8 @@ use super::fault::Fault;
 use super::pump::GIVE_UP;
 use super::sample;
 use super::scripts::{SCRIPTS, run};
-use super::shared::{Attached, Backoff, Link, Live, Shared};
+use super::server::Address;
+use super::shared::{Attached, Backoff, Link, Live, Region, Shared};
 use super::wire::{AttachAnswer, AttachCall, Stem, attached, beaten};
 use crate::bugs::{Bug, planted};
 use crate::clock;
@@ -14,6 +15,9 @@ use crate::quota::amount::Micros;
 use crate::quota::bucket::Generation;
 use crate::store::{Session, SessionState, new_nonce};
 use crate::telemetry::metrics::StoreCall;
+use fred::clients::Client;
+use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,8 +30,8 @@ const BEAT: Duration = Duration::from_millis(200);
 const BEATS_A_WRITE: u32 = 5;
 /// ... and every so many the server is asked about itself.
 const BEATS_AN_INFO: u32 = 50;
-/// Every so many its keys and its memory are looked at.
-const BEATS_A_SAMPLE: u32 = 50;
+/// How often its keys and its memory are looked at, and who the primary is.
+const LOOK_ROUND: Duration = Duration::from_secs(10);
 /// After this the server is said not to answer; after [`GIVE_UP`] the connection is dropped.
 const SILENCE: Duration = Duration::from_secs(1);
 /// A daemon that wrote the meta key this recently is alive: one that it has ousted waits.
@@ -39,23 +43,26 @@ pub(super) const META_LIFE: Micros = Micros::seconds(30 * 86_400);
 #[derive(Default)]
 struct Me {
     session: Option<Session>,
-    /// The server that it is, or was, on.
-    run_id: Option<String>,
+    /// The servers that its shards are, or were, on.
+    run_ids: Vec<String>,
     /// Another daemon took the region over while we were attached.
     ousted: bool,
 }
 
-/// Keeps the store attached, for ever.
-pub(super) async fn supervise(shared: &Shared, link: &Link) {
+/// A shard's connection, and the session on it.
+type Opened = (Connection, Arc<Attached>);
+
+/// Keeps the store attached, for ever; a link for each shard.
+pub(super) async fn supervise(region: &Region, links: &[Arc<Link>]) {
     let mut me = Me::default();
     let mut backoff = Backoff::new();
     loop {
-        let why = match attach(shared, &mut me).await {
-            Ok((mut connection, session)) => {
-                let live = publish(shared, link, &connection, session);
+        let why = match attach(region, &mut me).await {
+            Ok(mut shards) => {
+                let lives = publish(region, links, &shards);
                 let began = clock::now();
-                let fault = watch(shared, &mut connection, &live).await;
-                link.live.store(None);
+                let fault = watch_all(region, &mut shards, &lives).await;
+                links.iter().for_each(|link| link.live.store(None));
                 me.ousted |= fault == Fault::Fenced;
                 if (clock::now() - began).to_duration() > GIVE_UP {
                     backoff.reset();
@@ -64,77 +71,124 @@ pub(super) async fn supervise(shared: &Shared, link: &Link) {
             }
             Err(fault) => fault,
         };
-        detach(shared, &why);
+        detach(region, &why);
         backoff.pause().await;
     }
 }
 
-/// Connects, and comes to an agreement with the meta key about the session.
-async fn attach(shared: &Shared, me: &mut Me) -> Result<(Connection, Arc<Attached>), Fault> {
-    let address = shared.server.locate().await?;
-    let connection = Connection::open(&shared.server, &address).await?;
-    if connection.info.replica {
-        shared.lost.store(true, Ordering::SeqCst);
+/// Connects, and comes to an agreement with the meta keys about the session: one for all shards, so that what one of them has lost
+/// all have lost.
+async fn attach(region: &Region, me: &mut Me) -> Result<Vec<Opened>, Fault> {
+    let addresses = region.server.locate().await?;
+    let opened = join_all(addresses.iter().map(|address| Connection::open(&region.server, address))).await;
+    let connections = opened.into_iter().collect::<Result<Vec<_>, _>>()?;
+    if connections.iter().any(|connection| connection.info.replica) {
+        region.lost.store(true, Ordering::SeqCst);
     }
-    if let Some(why) = &connection.info.unfit {
-        return Err(Fault::NotPrimary(why.clone()));
+    if let Some(why) = connections.iter().find_map(|connection| connection.info.unfit.clone()) {
+        return Err(Fault::NotPrimary(why));
     }
-    let run_id = &connection.info.run_id;
+    let run_ids: Vec<String> = connections.iter().map(|c| c.info.run_id.clone()).collect();
     // Buckets on a server that this daemon has left are behind, also if it comes back there. And where the other server still runs,
     // so may calls that were sent to it: refill on this one begins when they have ended.
-    let elsewhere =
-        me.run_id.as_ref().is_some_and(|known| known != run_id) && !planted(Bug::RollbackUndetected);
+    let elsewhere = me.session.is_some() && me.run_ids != run_ids && !planted(Bug::RollbackUndetected);
     let grace = if elsewhere {
-        shared.lost.store(true, Ordering::SeqCst);
-        shared.end_session()
+        region.lost.store(true, Ordering::SeqCst);
+        region.shards.iter().map(|shard| shard.end_session()).max().unwrap_or_default()
     } else {
         Micros::ZERO
     };
-    let lost = shared.lost.swap(false, Ordering::SeqCst);
-    let exchange = ask_meta(shared, me, &connection, (lost, grace)).await;
+    let lost = region.lost.swap(false, Ordering::SeqCst);
+    let agreed = agree(region, me, &connections, (lost, grace)).await;
     // Whatever became of this attempt, the next one must not forget.
-    let (sent, answer) = exchange.inspect_err(|_| {
-        shared.lost.fetch_or(lost, Ordering::SeqCst);
+    let answers = agreed.inspect_err(|_| {
+        region.lost.fetch_or(lost, Ordering::SeqCst);
     })?;
-    let received = clock::now();
-    let nonce = answer.session;
-    let session = match (answer.kind, me.session) {
-        (b'A', Some(session)) => {
-            let reading = shared.clock().as_mut().map(|clock| clock.observe(sent, received, answer.time));
-            if let Some(Reading::Step(by)) = reading {
-                shared.lost.store(true, Ordering::SeqCst);
-                return Err(stepped(by));
-            }
-            session
-        }
-        (b'R' | b'L', _) => {
-            *shared.clock() = Some(Clock::new(sent, received, answer.time));
-            Session { nonce, kept: answer.kind == b'R' }
-        }
-        (b'H', _) => return Err(Fault::Fenced),
-        _ => return Err(Fault::Unknown("attach.lua gave an answer that is none of its own".to_owned())),
-    };
-    me.session = Some(session);
-    me.run_id = Some(connection.info.run_id.clone());
-    me.ousted = false;
-    let same = |known: &Arc<Attached>| known.session == session && known.address == address;
-    let known = shared.attached.borrow().clone().filter(same);
-    let session = known.unwrap_or_else(|| {
-        let stem = Stem::new(&shared.keys, nonce, answer.generation);
-        let generation = Generation { start: answer.start, full: answer.full };
-        tracing::debug!(nonce, kept = session.kept, "a new session with Redis");
-        let place = (connection.info.run_id.clone(), address);
-        Arc::new(Attached::new(session, stem, place, generation))
+    let session = session_of(region, me, &answers)?;
+    (me.session, me.run_ids, me.ousted) = (Some(session), run_ids, false);
+    let shards = region.shards.iter().zip(connections).zip(addresses.into_iter().zip(answers));
+    let attached = shards.map(|((shard, connection), (address, (_, answer)))| {
+        let same = |known: &Arc<Attached>| known.session == session && known.address == address;
+        let known = shard.attached.borrow().clone().filter(same);
+        let attached = known.unwrap_or_else(|| {
+            let stem = Stem::new(&shard.keys, answer.session, answer.generation);
+            let generation = Generation { start: answer.start, full: answer.full };
+            let place = (connection.info.run_id.clone(), address.clone());
+            let ahead = shard.offset().map_or(Micros::ZERO, |(low, _)| low);
+            Arc::new(Attached::new(session, stem, place, (generation, ahead)))
+        });
+        (connection, attached)
     });
-    Ok((connection, session))
+    Ok(attached.collect())
 }
 
-async fn ask_meta(
-    shared: &Shared,
+/// When an answer was asked for and came, and what it is.
+type Answer = ((Micros, Micros), AttachAnswer);
+
+/// Asks every shard's meta key, in order, until all say the same: one session, one generation of data.
+async fn agree(
+    region: &Region,
     me: &Me,
-    connection: &Connection,
+    connections: &[Connection],
     (lost, grace): (bool, Micros),
-) -> Result<(Micros, AttachAnswer), Fault> {
+) -> Result<Vec<Answer>, Fault> {
+    let mut claim = Claim { session: new_nonce(), generation: new_nonce(), lost, grace };
+    let mut answers: Vec<Answer> = Vec::with_capacity(connections.len());
+    for (shard, connection) in region.shards.iter().zip(connections) {
+        let answer = ask_meta(shard, me, connection, &claim).await?;
+        if answer.1.kind == b'H' {
+            return Err(Fault::Fenced);
+        }
+        answers.push(answer);
+    }
+    let said = |(_, answer): &Answer| (answer.kind, answer.session, answer.generation);
+    let first = answers.first().map(said);
+    if answers.iter().all(|answer| Some(said(answer)) == first) {
+        return Ok(answers);
+    }
+    // What one has lost, all have lost.
+    claim.lost = true;
+    let anew = (b'L', claim.session, claim.generation);
+    let shards = region.shards.iter().zip(connections);
+    for ((shard, connection), answer) in shards.zip(&mut answers).filter(|(_, answer)| said(answer) != anew) {
+        *answer = ask_meta(shard, me, connection, &claim).await?;
+    }
+    Ok(answers)
+}
+
+/// The session that the shards have agreed on, and their clocks.
+fn session_of(region: &Region, me: &Me, answers: &[Answer]) -> Result<Session, Fault> {
+    let nonsense = || Fault::Unknown("attach.lua gave an answer that is none of its own".to_owned());
+    let (_, first) = answers.first().ok_or_else(nonsense)?;
+    let session = match (first.kind, me.session) {
+        (b'A', Some(session)) => session,
+        (b'R' | b'L', _) => Session { nonce: first.session, kept: first.kind == b'R' },
+        _ => return Err(nonsense()),
+    };
+    for (shard, ((sent, received), answer)) in region.shards.iter().zip(answers) {
+        let mut clock = shard.clock();
+        match clock.as_mut() {
+            Some(clock) if answer.kind == b'A' => {
+                if let Reading::Step(by) = clock.observe(*sent, *received, answer.time) {
+                    region.lost.store(true, Ordering::SeqCst);
+                    return Err(stepped(by));
+                }
+            }
+            _ => *clock = Some(Clock::new(*sent, *received, answer.time)),
+        }
+    }
+    Ok(session)
+}
+
+/// What a daemon says when it attaches.
+struct Claim {
+    session: u64,
+    generation: u64,
+    lost: bool,
+    grace: Micros,
+}
+
+async fn ask_meta(shared: &Shared, me: &Me, connection: &Connection, claim: &Claim) -> Result<Answer, Fault> {
     let all = [&SCRIPTS.take, &SCRIPTS.prepare, &SCRIPTS.install, &SCRIPTS.beat];
     let info = &connection.info;
     let exchange = async {
@@ -148,63 +202,115 @@ async fn ask_meta(
         let (run_id, replication) = (id(&info.run_id), id(&info.replication));
         let call = AttachCall {
             mine: me.session.map_or(0, |session| session.nonce),
-            new_session: new_nonce(),
-            new_generation: new_nonce(),
+            new_session: claim.session,
+            new_generation: claim.generation,
             run_id: &run_id,
             replication: &replication,
             replication_may_change: info.replication_may_change,
-            lost: lost && !blind,
+            lost: claim.lost && !blind,
             yields: me.ousted,
             recent: RECENT,
             life: META_LIFE,
-            grace,
+            grace: claim.grace,
         };
         let sent = clock::now();
         let answer = run(&connection.client, &SCRIPTS.attach, call.call(&shared.keys)).await?;
-        Ok((sent, attached(answer)?))
+        Ok(((sent, clock::now()), attached(answer)?))
     };
     let late = |_| Fault::Unknown(format!("no answer within {GIVE_UP:?}"));
     timeout(GIVE_UP, exchange).await.map_err(late)?
 }
 
-fn publish(shared: &Shared, link: &Link, connection: &Connection, session: Arc<Attached>) -> Arc<Live> {
-    let live = Arc::new(Live {
-        client: connection.client.clone(),
-        attached: session.clone(),
-        broken: Notify::new(),
-    });
-    link.open(live.clone());
-    let state = SessionState::Attached(session.session);
-    if shared.state.borrow().session().is_none() {
-        tracing::info!(kept = session.session.kept, server = %session.address, "attached to Redis");
+fn publish(region: &Region, links: &[Arc<Link>], shards: &[Opened]) -> Vec<Arc<Live>> {
+    let mut lives = Vec::with_capacity(shards.len());
+    for ((shard, link), (connection, attached)) in region.shards.iter().zip(links).zip(shards) {
+        let live = Arc::new(Live {
+            client: connection.client.clone(),
+            attached: attached.clone(),
+            broken: Notify::new(),
+        });
+        link.open(live.clone());
+        shard.attached.send_if_modified(|now| {
+            let modified = !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, attached));
+            *now = Some(attached.clone());
+            modified
+        });
+        *shard.health() = crate::store::Health { down: None, evicts: connection.info.evicts.clone() };
+        lives.push(live);
     }
-    shared.attached.send_if_modified(|now| {
-        let modified = !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &session));
-        *now = Some(session);
-        modified
-    });
-    *shared.health() = crate::store::Health { down: None, evicts: connection.info.evicts.clone() };
-    shared.state.send_replace(state);
-    live
+    if let Some((_, attached)) = shards.first() {
+        if region.state.borrow().session().is_none() {
+            tracing::info!(kept = attached.session.kept, server = %attached.address, "attached to Redis");
+        }
+        region.state.send_replace(SessionState::Attached(attached.session));
+    }
+    lives
 }
 
 /// Says that the control connection is gone. The workers' session ends only where the data or the right to it has.
-fn detach(shared: &Shared, fault: &Fault) {
-    let ends = matches!(fault, Fault::Fenced | Fault::NotPrimary(_)) || shared.lost.load(Ordering::SeqCst);
+fn detach(region: &Region, fault: &Fault) {
+    let ends = matches!(fault, Fault::Fenced | Fault::NotPrimary(_)) || region.lost.load(Ordering::SeqCst);
     if ends {
-        shared.end_session();
+        for shard in &region.shards {
+            shard.end_session();
+        }
     }
-    let why = fault.to_string();
-    let was_attached = shared.state.borrow().session().is_some();
+    let was_attached = region.state.borrow().session().is_some();
     if was_attached {
         tracing::warn!(%fault, "detached from Redis");
     }
-    shared.health().down = Some(why.clone());
-    shared.state.send_replace(SessionState::Detached { why });
+    region.state.send_replace(SessionState::Detached { why: fault.to_string() });
+}
+
+/// Beats on all shards until the first is lost.
+async fn watch_all(region: &Region, shards: &mut [Opened], lives: &[Arc<Live>]) -> Fault {
+    let addresses: Vec<Address> = shards.iter().map(|(_, attached)| attached.address.clone()).collect();
+    let all = region.shards.iter().zip(shards.iter_mut()).zip(lives);
+    let watched = all.map(|((shard, (connection, _)), live)| watch(region, shard, connection, live));
+    let mut watched: FuturesUnordered<_> = watched.collect();
+    tokio::select! {
+        Some(fault) = watched.next() => fault,
+        fault = look_round(region, &addresses, lives) => fault,
+    }
+}
+
+/// Samples each server now and then, and asks whether others have become the primaries: one that is cut off does not know it.
+async fn look_round(region: &Region, addresses: &[Address], lives: &[Arc<Live>]) -> Fault {
+    let mut ticks = interval(LOOK_ROUND);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut first = true;
+    loop {
+        ticks.tick().await;
+        if let (Some(metrics), Some(shard)) = (region.metrics.get(), region.shards.first())
+            && let Err(fault) = sample::take(&one_each(lives), &shard.keys, metrics).await
+        {
+            // What it means for the session, the next beat finds out.
+            tracing::debug!(%fault, "Redis' keys cannot be sampled");
+        }
+        if std::mem::take(&mut first) || !region.server.moves() {
+            continue;
+        }
+        match region.server.locate().await {
+            Ok(now) if now != addresses => return Fault::Unknown("another server is the primary".to_owned()),
+            Ok(_) => {}
+            Err(fault) => tracing::debug!(%fault, "nobody says where the primary is"),
+        }
+    }
+}
+
+/// A connection to each server.
+fn one_each(lives: &[Arc<Live>]) -> Vec<Client> {
+    let mut servers: Vec<&Arc<Live>> = Vec::new();
+    for live in lives {
+        if !servers.iter().any(|known| known.attached.run_id == live.attached.run_id) {
+            servers.push(live);
+        }
+    }
+    servers.into_iter().map(|live| live.client.clone()).collect()
 }
 
 /// Beats until the connection, the session or the data is lost, and says which.
-async fn watch(shared: &Shared, connection: &mut Connection, live: &Live) -> Fault {
+async fn watch(region: &Region, shared: &Shared, connection: &mut Connection, live: &Live) -> Fault {
     let client = connection.client.clone();
     let mut ticks = interval(BEAT);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -217,15 +323,8 @@ async fn watch(shared: &Shared, connection: &mut Connection, live: &Live) -> Fau
             _ = ticks.tick() => beats.is_multiple_of(BEATS_A_WRITE),
             () = shared.doubt.notified() => true,
         };
-        if let Err(fault) = patient(shared, beat(shared, live, writes)).await {
+        if let Err(fault) = patient(shared, beat(region, shared, live, writes)).await {
             return fault;
-        }
-        if beats.is_multiple_of(BEATS_A_SAMPLE)
-            && let Some(metrics) = shared.metrics.get()
-            && let Err(fault) = sample::take(&client, &shared.keys, metrics).await
-        {
-            // What it means for the session, the next beat finds out.
-            tracing::debug!(%fault, "Redis' keys cannot be sampled");
         }
         beats = beats.wrapping_add(1);
         if beats.is_multiple_of(BEATS_AN_INFO) {
@@ -237,20 +336,6 @@ async fn watch(shared: &Shared, connection: &mut Connection, live: &Live) -> Fau
                 Ok(_) => return Fault::Unknown("Redis' role or its replication has changed".to_owned()),
                 Err(fault) => return fault,
             }
-            if shared.server.moves() && is_elsewhere(shared, &live.attached).await {
-                return Fault::Unknown("Sentinel names another primary".to_owned());
-            }
-        }
-    }
-}
-
-/// Has another server become the primary? One that is cut off from its Sentinels does not know it.
-async fn is_elsewhere(shared: &Shared, attached: &Attached) -> bool {
-    match shared.server.locate().await {
-        Ok(address) => address != attached.address,
-        Err(fault) => {
-            tracing::debug!(%fault, "nobody says where the primary is");
-            false
         }
     }
 }
@@ -271,7 +356,7 @@ async fn patient<T>(shared: &Shared, exchange: impl Future<Output = Result<T, Fa
 }
 
 /// One beat: is the session in force, and where is the clock?
-async fn beat(shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
+async fn beat(region: &Region, shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
     let life = if writes { META_LIFE } else { Micros::ZERO };
     let call = live.attached.stem.beat(life, false);
     let sent = clock::now();
@@ -298,7 +383,7 @@ async fn beat(shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
         live.attached.set_full();
     }
     shared.health().down = None;
-    shared.observe_rtt((received - sent).to_duration());
+    region.observe_rtt((received - sent).to_duration());
     let reading = shared.clock().as_mut().map(|clock| clock.observe(sent, received, time));
     match reading {
         Some(Reading::Step(by)) => {

@@ -59,7 +59,8 @@ pub(super) fn classify(error: &Error) -> Fault {
         return Fault::Unknown(plain(details).to_owned());
     }
     match word {
-        "READONLY" | "LOADING" | "MASTERDOWN" => Fault::NotPrimary(details.to_owned()),
+        // (MOVED, ASK: its slot is another server's, or on its way there.)
+        "READONLY" | "LOADING" | "MASTERDOWN" | "MOVED" | "ASK" => Fault::NotPrimary(details.to_owned()),
         _ => Fault::Refused(details.to_owned()),
     }
 }

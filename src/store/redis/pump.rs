@@ -131,7 +131,8 @@ async fn call(shared: &Shared, link: &Link, (batch, replies): (Batch, Replies)) 
     }
 }
 
-async fn take(shared: &Shared, live: &Live, mut batch: Batch) -> Result<Vec<Taken>, Fault> {
+/// One call on this connection, for its session and no other.
+pub(super) async fn take(shared: &Shared, live: &Live, mut batch: Batch) -> Result<Vec<Taken>, Fault> {
     let sent = crate::clock::now();
     let window = shared.window(sent, shared.timeout);
     let window = window.ok_or_else(|| Fault::Refused("its clock has not been read".to_owned()))?;

@@ -17,17 +17,19 @@ const KEYS: usize = 32;
 /// How long all of it may take; it waits behind what requests send.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// Takes a sample, and shows what it says.
-pub(super) async fn take(client: &Client, keys: &Keys, metrics: &StoreMetrics) -> Result<(), Fault> {
+/// Takes a sample of each server, and shows what they say together.
+pub(super) async fn take(clients: &[Client], keys: &Keys, metrics: &StoreMetrics) -> Result<(), Fault> {
     let late = |_| Fault::Unknown(format!("no answer within {WITHIN:?}"));
-    let looked = timeout(WITHIN, look(client, keys)).await.map_err(late)?;
+    let looks = try_join_all(clients.iter().map(|client| look(client, keys)));
+    let looked = timeout(WITHIN, looks).await.map_err(late)?;
     let shown = looked.as_ref().ok();
-    metrics.keys.set(shown.map(Sample::keys));
-    metrics.memory.set(shown.map(Sample::bytes));
-    metrics.redis_keys.set(shown.map(|sample| sample.all as f64));
-    metrics.redis_memory.set(shown.and_then(|sample| sample.server.used));
-    metrics.redis_memory_max.set(shown.and_then(|sample| sample.server.max));
-    metrics.redis_evicted.set(shown.and_then(|sample| sample.server.evicted));
+    let sum = |of: fn(&Sample) -> Option<f64>| shown.and_then(|all| all.iter().map(of).sum::<Option<f64>>());
+    metrics.keys.set(sum(|sample| Some(sample.keys())));
+    metrics.memory.set(sum(|sample| Some(sample.bytes())));
+    metrics.redis_keys.set(sum(|sample| Some(sample.all as f64)));
+    metrics.redis_memory.set(sum(|sample| sample.server.used));
+    metrics.redis_memory_max.set(sum(|sample| sample.server.max));
+    metrics.redis_evicted.set(sum(|sample| sample.server.evicted));
     looked.map(drop)
 }
 

@@ -1,9 +1,10 @@
-//! Where a region's Redis is, and how to get in: one server, or the primary that Sentinel names.
+//! Where a region's Redis is, and how to get in: one server, the primary that Sentinel names, or the masters of a Redis Cluster.
 //!
 //! Each connection asks anew: nothing here remembers where the primary was.
 
 use super::connect::{self, CONNECT_TIMEOUT};
 use super::fault::{Fault, classify};
+use super::shards::{SHARDS, slot};
 use super::{RedisConfig, RedisConfigError};
 use crate::tls::{self, ClientFiles};
 use fred::interfaces::ClientLike;
@@ -30,6 +31,7 @@ pub(super) struct Server {
 enum Place {
     Here(Address),
     Sentinel { sentinels: Vec<Address>, service: String, login: Login },
+    Cluster { nodes: Vec<Address> },
 }
 
 #[derive(Clone, Default)]
@@ -60,12 +62,13 @@ impl Server {
     /// Reads a URL without ever showing it.
     pub(super) fn read(config: &RedisConfig) -> Result<Self, RedisConfigError> {
         let wrong = |why: &str| RedisConfigError::Url(why.to_owned());
-        let form =
-            "must begin with redis://, rediss://, redis-sentinel://, rediss-sentinel:// or redis+unix://";
+        let form = "must begin with redis://, redis-sentinel://, redis-cluster://, the same with rediss, or redis+unix://";
         let (scheme, rest) = config.url.split_once("://").ok_or_else(|| wrong(form))?;
         let encrypted = scheme.starts_with("rediss");
         if config.tls.is_some() && !encrypted {
-            return Err(wrong("store.redis.tls is for rediss:// and rediss-sentinel:// only"));
+            return Err(wrong(
+                "store.redis.tls is for rediss://, rediss-sentinel:// and rediss-cluster:// only",
+            ));
         }
         let tls = encrypted.then(|| config.tls.clone());
         match scheme {
@@ -85,7 +88,7 @@ impl Server {
                 })
             }
             "redis-sentinel" | "rediss-sentinel" => Self::behind_sentinel(rest, tls),
-            _ if scheme.ends_with("-cluster") => Err(RedisConfigError::Topology("Redis Cluster")),
+            "redis-cluster" | "rediss-cluster" => Self::in_cluster(rest, tls),
             _ => Err(wrong(form)),
         }
     }
@@ -93,17 +96,7 @@ impl Server {
     /// `[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/[DB]?sentinelServiceName=NAME[&sentinelUsername=..][&sentinelPassword=..]`
     fn behind_sentinel(rest: &str, tls: Option<Option<ClientFiles>>) -> Result<Self, RedisConfigError> {
         let wrong = |why: &str| RedisConfigError::Url(why.to_owned());
-        let (hosts, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-        let (secret, hosts) = hosts.rsplit_once('@').map_or(("", hosts), |(secret, hosts)| (secret, hosts));
-        let at = if secret.is_empty() { "" } else { "@" };
-        let mut sentinels = Vec::new();
-        let mut last = None;
-        for host in hosts.split(',') {
-            let (read, address, url) = parse(&format!("{secret}{at}{host}{path}"), SENTINEL_PORT)?;
-            sentinels.push(address);
-            last = Some((read, url));
-        }
-        let (read, url) = last.ok_or_else(|| wrong("names no Sentinel"))?;
+        let (sentinels, read, url) = parse_all(rest, SENTINEL_PORT)?;
         let (mut service, mut login) = (None, Login::default());
         for (key, value) in url.query_pairs() {
             let value = Some(value.into_owned());
@@ -120,20 +113,40 @@ impl Server {
         Ok(Self { place, login: Login::of(&read), database: read.database, tls })
     }
 
-    /// Where the primary is now.
-    pub(super) async fn locate(&self) -> Result<Address, Fault> {
+    /// `[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]`
+    fn in_cluster(rest: &str, tls: Option<Option<ClientFiles>>) -> Result<Self, RedisConfigError> {
+        let (nodes, read, url) = parse_all(rest, REDIS_PORT)?;
+        if !matches!(url.path(), "" | "/") || url.query().is_some() {
+            return Err(RedisConfigError::Url(
+                "a Redis Cluster has one database, and needs no query".to_owned(),
+            ));
+        }
+        Ok(Self { place: Place::Cluster { nodes }, login: Login::of(&read), database: None, tls })
+    }
+
+    /// How many shards it has, of which each may be on another server.
+    pub(super) fn shards(&self) -> usize {
+        match self.place {
+            Place::Here(_) | Place::Sentinel { .. } => 1,
+            Place::Cluster { .. } => SHARDS,
+        }
+    }
+
+    /// Where the primary of each shard is now.
+    pub(super) async fn locate(&self) -> Result<Vec<Address>, Fault> {
         match &self.place {
-            Place::Here(address) => Ok(address.clone()),
+            Place::Cluster { nodes } => self.ask_cluster(nodes).await,
+            Place::Here(address) => Ok(vec![address.clone()]),
             Place::Sentinel { sentinels, service, login } => {
                 let asked = sentinels.iter().map(|at| self.ask_sentinel(at, service, login));
-                most_named(join_all(asked).await, service)
+                most_named(join_all(asked).await, service).map(|address| vec![address])
             }
         }
     }
 
     /// May the primary be somewhere else later on?
     pub(super) fn moves(&self) -> bool {
-        matches!(self.place, Place::Sentinel { .. })
+        !matches!(self.place, Place::Here(_))
     }
 
     /// How to reach the server at an address.
@@ -169,6 +182,27 @@ impl Server {
             }
         };
         Ok(Some(connector.into()))
+    }
+
+    /// Asks one node after the other, until one answers: a map that is out of date shows itself by MOVED.
+    async fn ask_cluster(&self, nodes: &[Address]) -> Result<Vec<Address>, Fault> {
+        let mut why = Fault::Unknown("names no node".to_owned());
+        for node in nodes {
+            let asked = async {
+                let (client, task) = connect::dial(&self.config(node)?).await?;
+                let command = CustomCommand::new_static("CLUSTER", None::<u16>, false);
+                let answer: Result<Value, _> =
+                    client.custom(command, vec![Value::from_static_str("SLOTS")]).await;
+                drop(task);
+                owners(answer.map_err(|e| classify(&e))?, node)
+            };
+            let late = || Fault::Unknown(format!("no answer within {CONNECT_TIMEOUT:?}"));
+            match timeout(CONNECT_TIMEOUT, asked).await.unwrap_or_else(|_| Err(late())) {
+                Ok(owners) => return Ok(owners),
+                Err(fault) => why = fault,
+            }
+        }
+        Err(Fault::Unknown(format!("no node says where the slots are; the last: {why}")))
     }
 
     async fn ask_sentinel(&self, at: &Address, service: &str, login: &Login) -> Result<Address, Fault> {
@@ -213,6 +247,50 @@ fn most_named(answers: Vec<Result<Address, Fault>>, service: &str) -> Result<Add
         let why = why.map(|fault| fault.to_string()).unwrap_or_default();
         Fault::Unknown(format!("no Sentinel says where the primary of {service:?} is; the last: {why}"))
     })
+}
+
+/// Who has each shard's slot, as CLUSTER SLOTS says: `[[first, last, [host, port, id, ...], replicas...], ...]`.
+fn owners(answer: Value, asked: &Address) -> Result<Vec<Address>, Fault> {
+    let nonsense = || Fault::Unknown("CLUSTER SLOTS makes no sense".to_owned());
+    let Value::Array(ranges) = answer else { return Err(nonsense()) };
+    let mut owned = Vec::new();
+    for range in ranges {
+        let Value::Array(range) = range else { return Err(nonsense()) };
+        let number = |at: usize| range.get(at).and_then(Value::as_u64);
+        let Some(Value::Array(master)) = range.get(2) else { return Err(nonsense()) };
+        let port = master.get(1).and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
+        let (Some(first), Some(last), Some(port)) = (number(0), number(1), port) else {
+            return Err(nonsense());
+        };
+        // A node that does not know its own name leaves it out.
+        let host = match (master.first().and_then(Value::as_string), asked) {
+            (Some(host), _) if !host.is_empty() && host != "?" => host,
+            (_, Address::Tcp(host, _)) => host.clone(),
+            _ => return Err(nonsense()),
+        };
+        owned.push((first..=last, Address::Tcp(host, port)));
+    }
+    let owner = |shard| {
+        let slot = u64::from(slot(shard));
+        let found = owned.iter().find(|(range, _)| range.contains(&slot)).map(|(_, address)| address.clone());
+        found.ok_or_else(|| Fault::Unknown(format!("nobody has slot {slot}")))
+    };
+    (0..SHARDS).map(owner).collect()
+}
+
+/// What follows `://`, for several hosts.
+fn parse_all(rest: &str, port: u16) -> Result<(Vec<Address>, Config, Url), RedisConfigError> {
+    let (hosts, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let (secret, hosts) = hosts.rsplit_once('@').map_or(("", hosts), |(secret, hosts)| (secret, hosts));
+    let at = if secret.is_empty() { "" } else { "@" };
+    let (mut addresses, mut last) = (Vec::new(), None);
+    for host in hosts.split(',') {
+        let (read, address, url) = parse(&format!("{secret}{at}{host}{path}"), port)?;
+        addresses.push(address);
+        last = Some((read, url));
+    }
+    let (read, url) = last.ok_or_else(|| RedisConfigError::Url("names no host".to_owned()))?;
+    Ok((addresses, read, url))
 }
 
 /// What follows `://`, for one host.
@@ -283,10 +361,36 @@ mod tests {
         assert!(why.contains("main") && why.contains("away"), "{why}");
     }
 
+    #[test]
+    fn nodes_of_a_cluster() {
+        let server = read("redis-cluster://u:p@a,b:7").unwrap();
+        let Place::Cluster { nodes } = &server.place else { panic!() };
+        assert_eq!(*nodes, [tcp("a", 6_379), tcp("b", 7)]);
+        assert_eq!((server.shards(), server.login.user.as_deref()), (SHARDS, Some("u")));
+        assert!(read("redis-cluster://a/3").is_err() && read("redis-cluster://a?x=y").is_err());
+    }
+
+    #[test]
+    fn who_has_which_slot() {
+        let master = |host: Value, port: i64| Value::Array(vec![host, port.into(), "id".into()]);
+        let range = |from: i64, to: i64, master| Value::Array(vec![from.into(), to.into(), master]);
+        let all = Value::Array(vec![
+            range(8_192, 16_383, master("b".into(), 2)),
+            range(0, 8_191, master(Value::Null, 1)),
+        ]);
+        let found = owners(all, &tcp("asked", 9)).unwrap();
+        assert_eq!(found.iter().filter(|at| **at == tcp("asked", 1)).count(), SHARDS / 2);
+        assert_eq!(found.last(), Some(&tcp("b", 2)));
+        let half = Value::Array(vec![range(0, 8_191, master("a".into(), 1))]);
+        assert!(owners(half, &tcp("asked", 9)).unwrap_err().to_string().contains("nobody has slot"));
+        assert!(owners(Value::Null, &tcp("asked", 9)).is_err());
+    }
+
     impl Place {
         fn sentinels(&self) -> usize {
             match self {
                 Self::Here(_) => 0,
+                Self::Cluster { nodes } => nodes.len(),
                 Self::Sentinel { sentinels, .. } => sentinels.len(),
             }
         }

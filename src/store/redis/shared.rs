@@ -17,26 +17,37 @@ use tokio::sync::{Notify, SetOnce, watch};
 use tokio::time::Instant;
 
 /// One store's state.
+pub(super) struct Region {
+    pub(super) server: Arc<Server>,
+    /// One, or the shards of a Redis Cluster.
+    pub(super) shards: Vec<Arc<Shared>>,
+    pub(super) state: watch::Sender<SessionState>,
+    pub(super) closed: watch::Sender<bool>,
+    pub(super) lost: Arc<AtomicBool>,
+    pub(super) metrics: Arc<OnceLock<StoreMetrics>>,
+    /// How far the store's clock is ahead of the daemon's, where it is that of no one server.
+    ahead: OnceLock<Micros>,
+    rtt_us: AtomicU64,
+}
+
+/// The state of one shard: what one meta key is the fence of.
 pub(super) struct Shared {
     /// A decision never waits longer than this.
     pub(super) timeout: Duration,
     /// Where Redis is, with its secrets.
-    pub(super) server: Server,
+    pub(super) server: Arc<Server>,
     pub(super) keys: Keys,
     /// The session that the workers run under. It outlives the control task's connection; it ends where the data does.
     pub(super) attached: watch::Sender<Option<Arc<Attached>>>,
-    pub(super) state: watch::Sender<SessionState>,
-    pub(super) closed: watch::Sender<bool>,
     /// Someone saw something that the control task should look at at once.
     pub(super) doubt: Notify,
     /// The server was a replica for a while: what it holds now may be older than what it held then.
-    pub(super) lost: AtomicBool,
-    pub(super) metrics: OnceLock<StoreMetrics>,
+    pub(super) lost: Arc<AtomicBool>,
+    pub(super) metrics: Arc<OnceLock<StoreMetrics>>,
     /// Links that wait for an answer that is overdue.
-    overdue: AtomicUsize,
+    overdue: Arc<AtomicUsize>,
     clock: Mutex<Option<Clock>>,
     health: Mutex<Health>,
-    rtt_us: AtomicU64,
 }
 
 /// A session in force.
@@ -48,6 +59,8 @@ pub(super) struct Attached {
     /// ... and where that is.
     pub(super) address: Address,
     start: Micros,
+    /// How far its clock was ahead of the daemon's when the session began.
+    pub(super) ahead: Micros,
     full: AtomicBool,
     over: AtomicBool,
 }
@@ -57,10 +70,10 @@ impl Attached {
         session: Session,
         stem: Stem,
         (run_id, address): (String, Address),
-        generation: Generation,
+        (generation, ahead): (Generation, Micros),
     ) -> Self {
         let (start, full) = (generation.start, AtomicBool::new(generation.full));
-        Self { session, stem, run_id, address, start, full, over: AtomicBool::new(false) }
+        Self { session, stem, run_id, address, start, ahead, full, over: AtomicBool::new(false) }
     }
 
     /// Nothing more may be sent under it. Whoever asks has taken the time before.
@@ -104,24 +117,85 @@ impl Link {
     }
 }
 
-impl Shared {
-    pub(super) fn new(timeout: Duration, server: Server, keys: Keys) -> Self {
+impl Region {
+    pub(super) fn new(timeout: Duration, server: Server, keys: impl Fn(usize) -> Keys) -> Self {
+        let (server, lost) = (Arc::new(server), Arc::<AtomicBool>::default());
+        let (metrics, overdue) = (Arc::<OnceLock<StoreMetrics>>::default(), Arc::<AtomicUsize>::default());
+        let shard = |index| Shared {
+            timeout,
+            server: Arc::clone(&server),
+            keys: keys(index),
+            attached: watch::Sender::new(None),
+            doubt: Notify::new(),
+            lost: Arc::clone(&lost),
+            metrics: Arc::clone(&metrics),
+            overdue: Arc::clone(&overdue),
+            clock: Mutex::new(None),
+            health: Mutex::default(),
+        };
+        let shards = (0..server.shards()).map(|index| Arc::new(shard(index))).collect();
         let why = "not connected to Redis yet".to_owned();
         Self {
-            timeout,
             server,
-            keys,
-            attached: watch::Sender::new(None),
-            state: watch::Sender::new(SessionState::Detached { why: why.clone() }),
+            shards,
+            state: watch::Sender::new(SessionState::Detached { why }),
             closed: watch::Sender::new(false),
-            doubt: Notify::new(),
-            lost: AtomicBool::new(false),
-            metrics: OnceLock::new(),
-            overdue: AtomicUsize::new(0),
-            clock: Mutex::new(None),
-            health: Mutex::new(Health { down: Some(why), evicts: None }),
+            lost,
+            metrics,
+            ahead: OnceLock::new(),
             rtt_us: AtomicU64::new(0),
         }
+    }
+
+    /// Why it gives no answers, or not all of them; why it may forget.
+    pub(super) fn health(&self) -> Health {
+        let mut all = Health::default();
+        for shard in &self.shards {
+            let health = shard.health();
+            all.down = all.down.or_else(|| health.down.clone());
+            all.evicts = all.evicts.or_else(|| health.evicts.clone());
+        }
+        match &*self.state.borrow() {
+            SessionState::Detached { why } => Health { down: Some(why.clone()), ..all },
+            SessionState::Attached(_) => all,
+        }
+    }
+
+    /// How far the store's clock is ahead of the daemon's: what the first shard's was when it was first asked for, as long as the
+    /// daemon lives. [`Shared::offset`] is a shard's own.
+    pub(super) fn ahead(&self) -> Option<Micros> {
+        if let Some(ahead) = self.ahead.get() {
+            return Some(*ahead);
+        }
+        let (low, _) = self.shards.first()?.offset()?;
+        Some(*self.ahead.get_or_init(|| low))
+    }
+
+    pub(super) fn rtt(&self) -> Duration {
+        Duration::from_micros(self.rtt_us.load(Ordering::Relaxed))
+    }
+
+    /// Smooths over about eight exchanges.
+    pub(super) fn observe_rtt(&self, rtt: Duration) {
+        let new = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX).min(60_000_000);
+        let old = self.rtt_us.load(Ordering::Relaxed);
+        let smooth = if old == 0 { new } else { (old * 7 + new).div_ceil(8) };
+        self.rtt_us.store(smooth, Ordering::Relaxed);
+    }
+
+    /// Resolves when the store is closed.
+    pub(super) async fn until_closed(&self) {
+        let mut closed = self.closed.subscribe();
+        // The sender is in `self`: it cannot be gone.
+        let _ = closed.wait_for(|closed| *closed).await;
+    }
+}
+
+impl Shared {
+    /// Bounds of how far this server's clock is ahead of the daemon's.
+    pub(super) fn offset(&self) -> Option<(Micros, Micros)> {
+        let now = crate::clock::now();
+        self.window(now, Duration::ZERO).map(|(low, high)| (low - now, high - now))
     }
 
     /// Bounds of Redis' clock for a call that is sent at `sent`; `None` before the first exchange.
@@ -176,18 +250,6 @@ impl Shared {
         }
     }
 
-    pub(super) fn rtt(&self) -> Duration {
-        Duration::from_micros(self.rtt_us.load(Ordering::Relaxed))
-    }
-
-    /// Smooths over about eight exchanges.
-    pub(super) fn observe_rtt(&self, rtt: Duration) {
-        let new = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX).min(60_000_000);
-        let old = self.rtt_us.load(Ordering::Relaxed);
-        let smooth = if old == 0 { new } else { (old * 7 + new).div_ceil(8) };
-        self.rtt_us.store(smooth, Ordering::Relaxed);
-    }
-
     /// A call over `live` met a fault: who needs to know?
     pub(super) fn met(&self, fault: &Fault, live: &Live) {
         if let Fault::NotPrimary(_) = fault {
@@ -199,13 +261,6 @@ impl Shared {
         if fault.ends_connection() {
             live.broken.notify_one();
         }
-    }
-
-    /// Resolves when the store is closed.
-    pub(super) async fn until_closed(&self) {
-        let mut closed = self.closed.subscribe();
-        // The sender is in `self`: it cannot be gone.
-        let _ = closed.wait_for(|closed| *closed).await;
     }
 }
 

@@ -155,7 +155,7 @@ impl<'a> Trace<'a> {
         let now = 1_700_000_000_000_000 + rng.random_range(0..1_000_000_000_i64);
         let start = Micros(now - rng.random_range(0..20_000_000));
         let generation = Generation { start, full: rng.random() };
-        let keys = Keys::new("twin", "here");
+        let keys = Keys::new("twin", "here", None);
         let model = Model { buckets: HashMap::new(), session: 1, generation };
         let stem = Stem::new(&keys, 1, seed + 1);
         let shapes = vec![(Shape::default(), None); 5];

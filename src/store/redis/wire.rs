@@ -20,17 +20,21 @@ pub(super) const CALL_CHARGES_MAX: usize = 512;
 /// The names of a region's keys.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
+    root: String,
     base: String,
 }
 
 impl Keys {
-    pub(super) fn new(cluster: &str, region: &str) -> Self {
-        Self { base: format!("q1:{cluster}:{region}:") }
+    /// Of the only shard, or of one that has its own slot: then each key begins with the tag that leads there.
+    pub(super) fn new(cluster: &str, region: &str, tag: Option<u16>) -> Self {
+        let root = format!("q1:{cluster}:{region}:");
+        let base = tag.map_or_else(|| root.clone(), |tag| format!("{root}{{{tag}}}:"));
+        Self { root, base }
     }
 
-    /// Is this one of them (of a session or generation that is over, too)?
+    /// Is this one of the region's (of a session or generation that is over, too)?
     pub(super) fn is_ours(&self, key: &[u8]) -> bool {
-        key.starts_with(self.base.as_bytes())
+        key.starts_with(self.root.as_bytes())
     }
 
     /// Who has this region's buckets.
@@ -55,7 +59,8 @@ impl Stem {
         Self { meta: keys.meta(), fence: fence.into(), prefix: format!("{}{generation:x}:{{", keys.base) }
     }
 
-    /// `q1:<cluster>:<region>:<generation>:{<bucket>}`: one hash tag a bucket; a later generation reads nothing of an earlier.
+    /// `q1:<cluster>:<region>:<generation>:{<bucket>}`: a later generation reads nothing of an earlier. On a shard of
+    /// a Redis Cluster the first `{}` is its tag, and all its keys are in one slot.
     pub(super) fn bucket(&self, id: &BucketId) -> Key {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut key = Vec::with_capacity(self.prefix.len() + 33);
