@@ -31,7 +31,7 @@ pub struct Fallback {
 /// What was taken from embedded buckets.
 #[derive(Clone)]
 enum Debt {
-    Bucket(TakeCharge),
+    Bucket(Tokens),
     /// What was counted; or the permits in use, each lease by itself.
     Counts(Vec<CountCharge>),
 }
@@ -81,9 +81,8 @@ impl Fallback {
     fn owe(&self, take: &Take, taken: &Taken) {
         let mut debts = self.debts();
         for (charge, _) in take.charges.iter().zip(&taken.charges).filter(|(_, seen)| seen.fits) {
-            let none = Debt::Bucket(TakeCharge { cost: Tokens::ZERO, ..*charge });
-            if let Debt::Bucket(debt) = debts.entry(charge.bucket).or_insert(none) {
-                debt.cost += charge.cost;
+            if let Debt::Bucket(owed) = debts.entry(charge.bucket).or_insert(Debt::Bucket(Tokens::ZERO)) {
+                *owed += charge.cost;
             }
         }
         for (charge, _) in take.counts.iter().zip(&taken.counts).filter(|(_, seen)| seen.fits) {
@@ -107,7 +106,7 @@ impl Fallback {
         for (bucket, charge) in charges.chain(counts) {
             let debt = self.debts().get(&bucket).cloned();
             let paid = match (debt, charge) {
-                (Some(Debt::Bucket(debt)), Some(now)) => pay(store, *now, debt.cost).await?,
+                (Some(Debt::Bucket(owed)), Some(now)) => pay(store, *now, owed).await?,
                 (Some(Debt::Counts(debts)), None) => pay_counts(store, debts).await?,
                 _ => continue,
             };

@@ -191,24 +191,18 @@ impl Policies {
 
     /// A region is new under the newest version, or new again: it has used nothing, and says what it reads from here on.
     pub(super) fn welcome(&mut self, region: RegionId) {
-        let at = usize::from(region.0);
-        if at >= self.acked.len() {
-            self.acked.resize(at.saturating_add(1), GONE);
-        }
-        if let Some(acked) = self.acked.get_mut(at) {
-            *acked = self.version;
+        let version = self.version;
+        if let Some(acked) = self.word_of(region) {
+            *acked = version;
         }
         self.recount();
     }
 
     /// A region has to say what it goes by before anything that is new settles.
     pub(super) fn hear_again(&mut self, region: RegionId) {
-        let at = usize::from(region.0);
-        if at >= self.acked.len() {
-            self.acked.resize(at.saturating_add(1), GONE);
-        }
-        if let Some(acked) = self.acked.get_mut(at) {
-            *acked = (*acked).min(self.version);
+        let version = self.version;
+        if let Some(acked) = self.word_of(region) {
+            *acked = (*acked).min(version);
         }
         self.recount();
     }
@@ -224,9 +218,9 @@ impl Policies {
 
     /// A witness comes: it has no part of anything, and nobody waits for its word.
     pub(super) fn seat_witness(&mut self, region: RegionId) {
-        let at = usize::from(region.0);
-        if at >= self.acked.len() {
-            self.acked.resize(at.saturating_add(1), GONE);
+        let known = self.acked.len();
+        let _ = self.word_of(region);
+        if self.acked.len() > known {
             self.recount();
         }
     }
@@ -336,6 +330,15 @@ impl Policies {
         let lent = editions.filter_map(|e| e.cut.as_ref()).filter(|cut| cut.pooled);
         let longest = lent.map(|cut| cut.lease).max().unwrap_or_default();
         self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
+    }
+
+    /// What a region has acknowledged last. Nobody waits for the word of one that is new, until something is written here.
+    fn word_of(&mut self, region: RegionId) -> Option<&mut u64> {
+        let at = usize::from(region.0);
+        if at >= self.acked.len() {
+            self.acked.resize(at.saturating_add(1), GONE);
+        }
+        self.acked.get_mut(at)
     }
 
     fn advance(&mut self, tau: Micros) {
