@@ -22,7 +22,7 @@ impl Sentinel {
         let (dir, own) = (tempfile::tempdir().unwrap(), free_port());
         let config = format!(
             "port {own}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {port} {quorum}\n\
-             sentinel down-after-milliseconds main 2000\nsentinel failover-timeout main 5000\n{more}\n"
+             sentinel down-after-milliseconds main 2000\nsentinel failover-timeout main 3000\n{more}\n"
         );
         let file = dir.path().join("sentinel.conf");
         std::fs::write(&file, config).unwrap();
@@ -129,9 +129,15 @@ async fn buckets_do_not_survive_a_failover() {
     })
     .await;
     for other in servers.iter().filter(|server| server.port != now) {
-        let admin = other.admin().await;
-        let _: () = command(&admin, "CONFIG", &["SET", "masterauth", "wrong-one"]).await;
-        let _: i64 = command(&admin, "CLIENT", &["KILL", "TYPE", "master"]).await;
+        until("it is told another password", || async {
+            asked::<()>(other, "CONFIG", &["SET", "masterauth", "wrong-one"]).await.is_some()
+        })
+        .await;
+        until("its primary is cut off", || async {
+            asked::<i64>(other, "CLIENT", &["KILL", "TYPE", "master"]).await.is_some()
+                && !follows(other, now).await
+        })
+        .await;
     }
     let late = bucket(10, 1_000, 1_000);
     until("it has tokens", || async { spend(&worker, late, 5).await.is_ok_and(|(allowed, _)| allowed) })
@@ -149,14 +155,15 @@ async fn buckets_do_not_survive_a_failover() {
 
 /// Does this replica follow that primary?
 async fn follows(server: &Redis, primary: u16) -> bool {
-    let info: String = command(&server.admin().await, "INFO", &["replication"]).await;
-    info.contains(&format!("master_port:{primary}")) && info.contains("master_link_status:up")
+    let info: Option<String> = asked(server, "INFO", &["replication"]).await;
+    info.is_some_and(|info| {
+        info.contains(&format!("master_port:{primary}")) && info.contains("master_link_status:up")
+    })
 }
 
 /// Does this replica hold buckets?
 async fn replicated(server: &Redis) -> bool {
-    let keys: i64 = command(&server.admin().await, "DBSIZE", &[]).await;
-    keys >= 2
+    asked::<i64>(server, "DBSIZE", &[]).await.is_some_and(|keys| keys >= 2)
 }
 
 async fn holds(server: &Redis, b: TestBucket) -> bool {
