@@ -43,7 +43,7 @@ fn main() {
 }
 
 async fn measure() {
-    let cluster = Cluster::start(Plan { policies: POLICIES.to_owned(), rtt: RTT, clocks: None }).await;
+    let cluster = Cluster::start(Plan { policies: POLICIES.to_owned(), rtt: RTT, ..Plan::default() }).await;
     let regions = cluster.apis();
     println!("strict, {RATE}/s, burst {BURST}; demand 1,500/s; three regions, {RTT:?} apart");
     println!("{:<12} {:>14}   by region", "demand", "admitted/limit");

@@ -19,7 +19,7 @@ fn one_policy(limit: &str, rest: &str) -> Plan {
     let policies = format!(
         "policies:\n  - {{ name: p, domain: api, match: [ {{ key: tenant }} ], limit: {limit}, mode: strict{rest} }}\n"
     );
-    Plan { policies, rtt: RTT, clocks: None }
+    Plan { policies, rtt: RTT, ..Plan::default() }
 }
 
 fn seconds(s: u64) -> Duration {
@@ -163,7 +163,7 @@ const MODE_BURSTS: [(&str, u32); 3] = [("strict", 60), ("approximate", 72), ("sp
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_region_that_is_cut_off_keeps_its_part_and_the_others_share_the_rest() {
-    let cluster = Cluster::start(Plan { policies: MODES.to_owned(), rtt: RTT, clocks: None }).await;
+    let cluster = Cluster::start(Plan { policies: MODES.to_owned(), rtt: RTT, ..Plan::default() }).await;
     let apis = cluster.apis();
     let history = History::default();
     let load: Vec<Steady> = MODE_BURSTS

@@ -38,7 +38,7 @@ impl Fixture {
         let token = tempfile::tempdir().expect("a temporary folder");
         let file = token.path().join("token");
         std::fs::write(&file, TOKEN).expect("the token is written");
-        let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), clocks: None };
+        let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), ..Plan::default() };
         let more = format!("admin_token_file: {}\n", file.display());
         let (cluster, browser) = tokio::join!(Cluster::start_with(plan, &more), Browser::start());
         let (apis, history) = (cluster.apis(), History::default());
@@ -500,7 +500,7 @@ async fn its_events_come_at_once_and_a_reader_that_comes_back_misses_none() {
 
 impl Fixture {
     async fn start_without_browser() -> Cluster {
-        let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(20), clocks: None };
+        let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(20), ..Plan::default() };
         Cluster::start(plan).await
     }
 }

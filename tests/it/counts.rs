@@ -39,7 +39,7 @@ fn most_in_a_span(admitted: &[Admitted]) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_regions_never_admit_more_than_a_quota_that_slides() {
-    let plan = Plan { policies: COUNTED.into(), rtt: Duration::from_millis(20), clocks: None };
+    let plan = Plan { policies: COUNTED.into(), rtt: Duration::from_millis(20), ..Plan::default() };
     let mut cluster = Cluster::start(plan).await;
     let history = History::default();
     let apis = cluster.apis();

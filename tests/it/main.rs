@@ -22,6 +22,7 @@ mod resets;
 mod restart;
 mod restore;
 mod safety;
+mod stores;
 mod supply;
 mod support;
 mod tidy;

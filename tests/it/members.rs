@@ -19,7 +19,7 @@ policies:
 ";
 
 fn plan() -> Plan {
-    Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), clocks: None }
+    Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), ..Plan::default() }
 }
 
 /// Thirty requests a second of either policy in each of these regions.

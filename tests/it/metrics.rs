@@ -103,7 +103,7 @@ async fn scrapes(cluster: &Cluster) -> Vec<Scrape> {
 }
 
 async fn three_regions_under_load() -> (Cluster, History) {
-    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(40), clocks: None };
+    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(40), ..Plan::default() };
     let cluster = Cluster::start(plan).await;
     let history = History::default();
     for domain in ["strict", "approximate", "split"] {

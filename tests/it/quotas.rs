@@ -21,7 +21,7 @@ fn policies(limit: &str, rest: &str) -> String {
 }
 
 fn plan(limit: &str, rest: &str) -> Plan {
-    Plan { policies: policies(limit, rest), rtt: RTT, clocks: None }
+    Plan { policies: policies(limit, rest), rtt: RTT, ..Plan::default() }
 }
 
 fn seconds(s: u64) -> Duration {

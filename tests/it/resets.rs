@@ -59,7 +59,8 @@ async fn logged(daemons: &[&Daemon], reason: &str) {
 async fn a_spent_bucket_is_full_again_in_every_region_and_no_more_than_once() {
     for mode in ["mode: strict, wait: 1s", "mode: approximate, max_overshoot: 10%", "mode: split"] {
         let policies = policies(mode);
-        let cluster = Cluster::start(Plan { policies, rtt: Duration::from_millis(20), clocks: None }).await;
+        let cluster =
+            Cluster::start(Plan { policies, rtt: Duration::from_millis(20), ..Plan::default() }).await;
         let history = History::default();
         let most = if mode.contains("approximate") { BURST + BURST / 10 } else { BURST };
         let first = spend(&cluster, "first", &history).await;
@@ -90,7 +91,8 @@ async fn a_spent_bucket_is_full_again_in_every_region_and_no_more_than_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_region_that_is_cut_off_gives_its_part_when_it_hears_of_it() {
     let policies = policies("mode: strict, reserve: 60%, wait: 1s");
-    let mut cluster = Cluster::start(Plan { policies, rtt: Duration::from_millis(20), clocks: None }).await;
+    let mut cluster =
+        Cluster::start(Plan { policies, rtt: Duration::from_millis(20), ..Plan::default() }).await;
     let history = History::default();
     let first = spend(&cluster, "first", &history).await;
     assert!((BURST * 9 / 10..=BURST).contains(&first), "{first} of {BURST}");

@@ -45,7 +45,7 @@ fn waited_for_redis(event: &Event) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regions_restart_one_by_one_and_every_request_is_answered() {
-    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), clocks: None };
+    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), ..Plan::default() };
     let mut cluster = Cluster::start_with(plan, "drain_wait: 3s\n").await;
     let history = History::default();
     let loads = ["strict", "split"].map(|name| {
@@ -111,7 +111,7 @@ async fn ends(daemon: &mut Daemon, why: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_daemon_for_a_region_is_refused() {
-    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(20), clocks: None };
+    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(20), ..Plan::default() };
     let cluster = Cluster::start(plan).await;
     let redis = Redis::start().await;
     let known = cluster.daemons.iter().zip(REGIONS).map(|(d, name)| (name.to_owned(), d.peer_url()));

@@ -66,7 +66,7 @@ fn by_minute(history: &History, since: Instant, since_ms: u64) -> Vec<(u64, usiz
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_lost_its_majority_goes_on_from_a_copy() {
     let (began, began_ms) = (Instant::now(), unix_ms());
-    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), clocks: None };
+    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), ..Plan::default() };
     let mut cluster = Cluster::start(plan).await;
     let history = History::default();
     let running = load(&cluster.apis(), &history);

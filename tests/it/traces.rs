@@ -49,7 +49,7 @@ fn hangs_together(spans: &[Span]) -> Result<(), String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_waits_for_a_lease_is_one_trace_across_regions() {
     let receiver = Receiver::start().await;
-    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), clocks: None };
+    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), ..Plan::default() };
     // No request is traced by chance: what arrives is what its callers trace.
     let cluster = Cluster::start_with(plan, &telemetry(&receiver, "0")).await;
     let leader = cluster.agreed_leader(Duration::from_secs(20), &[0, 1, 2]).await;

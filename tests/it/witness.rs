@@ -17,7 +17,7 @@ const WITNESS: usize = 2;
 const LEASES_END: Duration = Duration::from_secs(90);
 
 async fn cluster() -> Cluster {
-    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), clocks: None };
+    let plan = Plan { policies: POLICIES.to_owned(), rtt: Duration::from_millis(80), ..Plan::default() };
     Cluster::start_among(plan, "", &[REGIONS[WITNESS]]).await
 }
 

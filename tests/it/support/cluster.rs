@@ -35,6 +35,8 @@ pub struct Plan {
     pub rtt: Duration,
     /// How far each region's daemon's and Redis' wall clocks are off, in seconds.
     pub clocks: Option<[(i64, i64); 3]>,
+    /// The URL of a region's store, where it is not a Redis of its own. (That one is down, and nobody's.)
+    pub stores: [Option<String>; 3],
 }
 
 impl Cluster {
@@ -56,7 +58,7 @@ impl Cluster {
         let mut cluster = Self { redis, daemons, peers: peers.clone(), policies, links };
         for (i, region) in REGIONS.iter().enumerate() {
             let redis = match plan.clocks {
-                _ if witnesses.contains(region) => Redis::down(),
+                _ if witnesses.contains(region) || plan.stores[i].is_some() => Redis::down(),
                 Some(clocks) => Redis::start_with_clock(clocks[i].1).await,
                 None => Redis::start().await,
             };
@@ -64,7 +66,7 @@ impl Cluster {
                 region: (*region).to_owned(),
                 regions: cluster.regions_seen_from(i, &peers),
                 witnesses: witnesses.iter().map(ToString::to_string).collect(),
-                redis: Some(redis.url()),
+                redis: Some(plan.stores[i].clone().unwrap_or_else(|| redis.url())),
                 policies: plan.policies.clone(),
                 more: more.to_owned(),
                 env: Vec::new(),

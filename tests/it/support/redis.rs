@@ -14,6 +14,8 @@ const START_WITHIN: Duration = Duration::from_secs(10);
 /// A Redis. Its folder outlives restarts; it keeps no data over one unless it is told to [`Redis::save`].
 pub struct Redis {
     address: SocketAddr,
+    /// Arguments of its own.
+    args: Vec<String>,
     process: Option<Process>,
     clock: Option<WrongClock>,
     /// Dropped last: the process' log is in it.
@@ -24,12 +26,21 @@ impl Redis {
     /// Reserves an address; nothing runs yet.
     pub fn down() -> Self {
         let folder = tempfile::Builder::new().prefix("quorate-redis-").tempdir().expect("a temporary folder");
-        Self { address: free_address(), folder, process: None, clock: None }
+        Self { address: free_address(), args: Vec::new(), folder, process: None, clock: None }
     }
 
     /// Starts one.
     pub async fn start() -> Self {
         let mut redis = Self::down();
+        redis.up().await;
+        redis
+    }
+
+    /// Starts one with these arguments besides.
+    #[allow(dead_code, reason = "not for the benches")]
+    pub async fn start_as(args: &[&str]) -> Self {
+        let mut redis = Self::down();
+        redis.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         redis.up().await;
         redis
     }
@@ -52,7 +63,8 @@ impl Redis {
             .args(["--appendonly", "no"])
             .args(["--dbfilename", "dump.rdb"])
             .arg("--dir")
-            .arg(self.folder.path());
+            .arg(self.folder.path())
+            .args(&self.args);
         if let Some(clock) = &self.clock {
             clock.give_to(&mut command);
         }
@@ -107,12 +119,18 @@ impl Redis {
         self.cli(&["--scan"]).await.lines().map(str::to_owned).collect()
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// `redis://...`
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    async fn try_cli(&self, args: &[&str]) -> Result<String, String> {
+    /// The same, where a server may have reasons not to answer.
+    pub async fn try_cli(&self, args: &[&str]) -> Result<String, String> {
         let port = self.address.port().to_string();
         let output = tokio::process::Command::new("redis-cli")
             .args(["-h", "127.0.0.1", "-p", &port, "--raw"])
