@@ -218,11 +218,14 @@ impl Node {
         }
     }
 
-    /// Says that it is not ready for [`Config::drain_wait`], and serves; then takes no more connections, answers what is in flight,
+    /// Says that it is not ready for [`Config::drain_wait`], and serves, on connections that end with their next answer; then takes no more connections, answers what is in flight,
     /// gives back what is borrowed, and stops.
     pub async fn drain(self) {
         tracing::info!("draining");
         self.inner.stopping.store(true, Ordering::Relaxed);
+        if let Some(server) = &self.server {
+            server.leave();
+        }
         tokio::time::sleep(self.inner.config.drain_wait).await;
         if let Some(server) = self.server
             && !server.drain().await

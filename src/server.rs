@@ -19,10 +19,18 @@ use crate::config::ForwardAuth;
 use crate::quota::verdict::Verdict;
 use crate::telemetry::metrics::Protocol;
 use crate::telemetry::{Metrics, trace};
+use ::http::{HeaderValue, Request, Response, Version, header};
+use bytes::Bytes;
 use callers::{Addresses, Callers};
+use futures::TryFutureExt as _;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
 use listen::{Acceptor, ConnectionLimits, Worker};
+use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
@@ -112,6 +120,7 @@ pub struct Server {
     http: SocketAddr,
     grpc: SocketAddr,
     drain_timeout: Duration,
+    leaving: Arc<AtomicBool>,
     stop: watch::Sender<bool>,
     acceptors: Vec<tokio::task::JoinHandle<()>>,
     workers: Vec<Worker>,
@@ -132,20 +141,21 @@ pub async fn start<D: Decide>(
     let (stop, stopping) = watch::channel(false);
     let routes = grpc::side_services(ready, stopping.clone()).await?;
     let (build, options) = (Arc::new(build), Arc::new(options));
+    let leaving = Arc::new(AtomicBool::new(false));
     let connections_max = options.connections_max.clamp(1, Semaphore::MAX_PERMITS);
     let mut workers = Vec::new();
     for index in 0..options.workers.max(1) {
         let (build, routes, options, metrics) =
             (Arc::clone(&build), routes.clone(), Arc::clone(&options), Arc::clone(&metrics));
-        let drain = (stopping.clone(), options.drain_timeout);
+        let (drain, leaving) = ((stopping.clone(), options.drain_timeout), Arc::clone(&leaving));
         let worker = Worker::start(index, drain, move || {
             let decide = build(index);
             let (forward_auth, timeout) = (options.forward_auth.clone(), options.request_timeout);
             let http = http::Http::new(decide.clone(), forward_auth, timeout, Arc::clone(&metrics));
             let grpc = grpc::Grpc::new(decide, routes, timeout, Arc::clone(&metrics));
             move |accepted, stopping| {
-                let options = Arc::clone(&options);
-                serve(accepted, http.clone(), grpc.clone(), options, Arc::clone(&metrics), stopping)
+                let (options, http) = (Arc::clone(&options), (http.clone(), Arc::clone(&leaving)));
+                serve(accepted, http, grpc.clone(), options, Arc::clone(&metrics), stopping)
             }
         });
         workers.push(worker.map_err(|source| ServerError::Worker { worker: index, source })?);
@@ -173,7 +183,7 @@ pub async fn start<D: Decide>(
     let (http, http_acceptor) = accept(listeners.http, Protocol::Http)?;
     let (grpc, grpc_acceptor) = accept(listeners.grpc, Protocol::Grpc)?;
     let acceptors = vec![http_acceptor, grpc_acceptor];
-    Ok(Server { http, grpc, drain_timeout: options.drain_timeout, stop, acceptors, workers })
+    Ok(Server { http, grpc, drain_timeout: options.drain_timeout, leaving, stop, acceptors, workers })
 }
 
 impl Server {
@@ -187,6 +197,12 @@ impl Server {
     #[must_use]
     pub fn grpc(&self) -> SocketAddr {
         self.grpc
+    }
+
+    /// Serves on, and asks callers to connect anew: over HTTP/1 an answer closes its connection (RFC 9112, section 9.6). One that is
+    /// closed later, unasked, may meet a request that is on its way; over HTTP/2 it would be told so.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
     }
 
     /// Stops: takes no more connections, lets requests in flight finish, for at most [`Options::drain_timeout`], and
@@ -212,7 +228,7 @@ impl Server {
 /// Serves one connection of a caller to its end.
 async fn serve<D: Decide>(
     accepted: listen::Accepted,
-    http: http::Http<D>,
+    (http, leaving): (http::Http<D>, Arc<AtomicBool>),
     grpc: grpc::Grpc<D>,
     options: Arc<Options>,
     metrics: Arc<Metrics>,
@@ -226,10 +242,28 @@ async fn serve<D: Decide>(
     match protocol {
         Protocol::Grpc => listen::connection(accepted, shown, |c| grpc.of(c), limits, stopping).await,
         Protocol::Http | Protocol::Admin => {
-            listen::connection(accepted, shown, |c| http.of(c), limits, stopping).await;
+            let service = |c| until_leaving(http.of(c), leaving);
+            listen::connection(accepted, shown, service, limits, stopping).await;
         }
     }
     open.dec();
+}
+
+/// The service, whose answers close their connection once `leaving` says so.
+fn until_leaving<D: Decide>(
+    http: http::Http<D>,
+    leaving: Arc<AtomicBool>,
+) -> impl Service<Request<Incoming>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> {
+    service_fn(move |request: Request<Incoming>| {
+        let leaving = Arc::clone(&leaving);
+        let has_connection_fields = request.version() < Version::HTTP_2;
+        http.call(request).map_ok(move |mut response| {
+            if has_connection_fields && leaving.load(Ordering::Relaxed) {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        })
+    })
 }
 
 /// Says in the request's span, if it has one, what was answered.

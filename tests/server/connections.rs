@@ -157,6 +157,28 @@ async fn draining_finishes_what_is_in_flight() {
 }
 
 #[tokio::test]
+async fn who_leaves_serves_on_and_ends_connections_with_an_answer() {
+    let front = Fixture::new(Limiter::new(policies())).await;
+    let request = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 39\r\n\r\n\
+        {\"domain\":\"api\",\"attributes\":{\"a\":\"b\"}}";
+    let mut stream = TcpStream::connect(front.server.http()).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = vec![0; 4096];
+    let read = timeout(PATIENCE, stream.read(&mut head)).await.unwrap().unwrap();
+    let kept = String::from_utf8_lossy(&head[..read]).to_lowercase();
+    assert!(kept.starts_with("http/1.1 200") && !kept.contains("connection: close"), "{kept}");
+    front.server.leave();
+    // What is open gets one more answer, and so does what comes late.
+    for mut stream in [stream, TcpStream::connect(front.server.http()).await.unwrap()] {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut last = String::new();
+        timeout(PATIENCE, stream.read_to_string(&mut last)).await.expect("it is closed").unwrap();
+        let last = last.to_lowercase();
+        assert!(last.starts_with("http/1.1 200") && last.contains("\r\nconnection: close\r\n"), "{last}");
+    }
+}
+
+#[tokio::test]
 async fn draining_does_not_wait_for_ever() {
     let options = Options { request_timeout: PATIENCE, ..impatient() };
     let front = Fixture::with(Limiter::new(policies()), options).await;

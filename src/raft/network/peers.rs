@@ -233,6 +233,12 @@ impl Peers {
         if get(header::TO) != Some(&self.me.region) {
             return Err(Refusal::Target);
         }
+        let caller = self.caller(headers);
+        if matches!(caller, Err(Refusal::Removed)) && !anyone {
+            // Before anything else that may be wrong with it: who does not hear this goes on spending its reserve. What it knows of
+            // this node may be as old as it is, where all others have been restored since.
+            return Err(Refusal::Removed);
+        }
         if get(header::TO_INSTANCE).is_some_and(|to| to.parse() != Ok(self.me.instance)) {
             return Err(Refusal::TargetInstance);
         }
@@ -247,6 +253,13 @@ impl Peers {
         if get(header::TO_NODE).is_some_and(|to| to.parse() != Ok(self.me.node_id)) {
             return Err(Refusal::TargetInstance);
         }
+        let (region, node, instance) = caller?;
+        if self.meet(&region, node, instance) { Ok(()) } else { Err(Refusal::Instance) }
+    }
+
+    /// The member that the sender of these headers says it is: region, node id and instance.
+    fn caller(&self, headers: &HeaderMap) -> Result<(RegionName, Option<u64>, u64), Refusal> {
+        let get = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let region = get(header::REGION).ok_or(Refusal::Stranger)?;
         let node = get(header::NODE).and_then(|n| n.parse().ok());
         let instance = get(header::INSTANCE).and_then(|n| n.parse().ok()).ok_or(Refusal::Stranger)?;
@@ -256,11 +269,10 @@ impl Peers {
             return Err(if left { Refusal::Removed } else { Refusal::Stranger });
         };
         match node.zip(self.book().node(region)) {
-            Some((node, member)) if node < member => return Err(Refusal::Removed),
-            Some((node, member)) if node > member => return Err(Refusal::Stranger),
-            _ => (),
+            Some((node, member)) if node < member => Err(Refusal::Removed),
+            Some((node, member)) if node > member => Err(Refusal::Stranger),
+            _ => Ok((from.region.clone(), node, instance)),
         }
-        if self.meet(&from.region, node, instance) { Ok(()) } else { Err(Refusal::Instance) }
     }
 
     /// Does the sender of these headers name its buckets as this region does?
@@ -436,6 +448,13 @@ mod tests {
         assert_eq!(admit("c", 5, 80), Ok(()));
         assert_eq!(peers.instance("c"), Some(80));
         assert_eq!(admit("c", 3, 77), Err(Refusal::Removed));
+        let mut forgotten = headers(&peers.me, "c", 3, 77);
+        forgotten.insert(header::TO_INSTANCE, (peers.me.instance + 1).into());
+        assert_eq!(
+            peers.admit(&forgotten, false),
+            Err(Refusal::Removed),
+            "though it knows this node's former life"
+        );
         assert_eq!(admit("c", 5, 77), Err(Refusal::Instance));
         assert_eq!(admit("c", 6, 81), Err(Refusal::Stranger));
     }
