@@ -80,6 +80,8 @@ pub struct Config {
     pub admin_token: Option<Secret>,
     /// Where it was read from, if from a file: it is read again when that changes.
     pub admin_token_file: Option<PathBuf>,
+    /// TLS on the admin listener.
+    pub admin_tls: Option<AdminTls>,
     /// TLS on the callers' listeners.
     pub caller_tls: Option<CallerTls>,
     /// Bearer tokens of callers, one of which every request must bring: see [`callers::tokens`]. Without it none is needed.
@@ -247,6 +249,15 @@ pub struct PeerTls {
     pub key: PathBuf,
     /// The authority that signs all regions' certificates.
     pub ca: PathBuf,
+}
+
+/// PEM files. Whoever asks shows a token, if there is one, and no certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminTls {
+    /// The listener's certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
 }
 
 /// The PEM files of TLS on the callers' listeners.

@@ -114,7 +114,7 @@ impl Node {
         }
         let redaction = redaction(&config);
         let mut raft_config = raft_config(&config);
-        raft_config.seat = waiting::for_seat(&raft_config, &admin).await?;
+        raft_config.seat = waiting::for_seat(&raft_config, &admin, live.admin_tls.clone()).await?;
         let listeners = match config.is_witness() {
             true => None,
             false => Some(Listeners { http: bind(config.listen.http)?, grpc: bind(config.listen.grpc)? }),

@@ -61,17 +61,17 @@ pub struct Which {
 /// # Errors
 /// If the arguments are wrong, or the daemon does not answer or does not do it.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = args.admin.base()?;
+    let base = args.admin.at.base()?;
     client::runtime()?.block_on(async {
         match &args.action {
             Action::Show { which, json } => {
-                let request = client::http()?.get(which.url(&base, "")?);
+                let request = args.admin.at.http()?.get(which.url(&base, "")?);
                 let text = answer(&base, request).await?;
                 let view: BucketView = serde_json::from_str(&text).with_context(|| strange(&base))?;
                 if *json { println!("{text}") } else { print!("{}", shown(&view)) }
             }
             Action::Reset { which, reason, json } => {
-                let request = client::http()?.post(which.url(&base, "/reset")?);
+                let request = args.admin.at.http()?.post(which.url(&base, "/reset")?);
                 let request = request
                     .header("content-type", "application/json")
                     .body(json!({ "reason": reason }).to_string());

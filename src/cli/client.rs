@@ -7,15 +7,7 @@ use std::time::Duration;
 /// Long enough for any decision; a daemon that takes longer is not answering.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A client for one command.
-///
-/// # Errors
-/// If TLS cannot be set up.
-pub fn http() -> anyhow::Result<reqwest::Client> {
-    trusting(None)
-}
-
-/// The same, that trusts the authority in this file and no other.
+/// A client for one command, that trusts the authority in this file and no other; `None`: those of the system.
 ///
 /// # Errors
 /// If the file cannot be used, or TLS cannot be set up.
@@ -44,9 +36,9 @@ pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")
 }
 
-/// Where a command finds a cluster that it may change, and what lets it.
+/// Where a command finds a cluster.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Admin {
+pub struct Place {
     /// A region's admin listener
     #[arg(
         long,
@@ -56,12 +48,12 @@ pub struct Admin {
         env = "QUORATE_ADMIN"
     )]
     pub admin: String,
-    /// A file with the admin token
-    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Trust the listener's certificate if it comes from this authority (PEM) [default: those of the system]
+    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_CA")]
+    pub ca: Option<PathBuf>,
 }
 
-impl Admin {
+impl Place {
     /// The base of the admin listener's URL.
     ///
     /// # Errors
@@ -70,6 +62,27 @@ impl Admin {
         base("--admin", &self.admin)
     }
 
+    /// A client that trusts it.
+    ///
+    /// # Errors
+    /// See [`trusting`].
+    pub fn http(&self) -> anyhow::Result<reqwest::Client> {
+        trusting(self.ca.as_deref())
+    }
+}
+
+/// Where a command finds a cluster that it may change, and what lets it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Admin {
+    /// Where
+    #[command(flatten)]
+    pub at: Place,
+    /// A file with the admin token
+    #[arg(long, global = true, value_name = "FILE", env = "QUORATE_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+impl Admin {
     /// The request with the admin token, if a file is named.
     ///
     /// # Errors

@@ -339,6 +339,7 @@ fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir
         peer_tls: None,
         admin_token: None,
         admin_token_file: None,
+        admin_tls: None,
         caller_tls: None,
         caller_tokens_file: None,
         caller_limits: config::CallerLimits::default(),

@@ -54,10 +54,10 @@ pub enum Action {
 /// # Errors
 /// If the daemon cannot be reached or a file cannot be read.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = args.admin.base()?;
+    let base = args.admin.at.base()?;
     let url = format!("{base}/v1/policies");
     client::runtime()?.block_on(async {
-        let http = client::http()?;
+        let http = args.admin.at.http()?;
         match &args.action {
             Action::Show { json } => {
                 let (version, text) = show(&http, &url).await?;

@@ -79,10 +79,10 @@ pub enum Action {
 /// # Errors
 /// If the daemon cannot be reached, or the change is not through in time.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = args.admin.base()?;
+    let base = args.admin.at.base()?;
     client::runtime()?.block_on(async {
         let admin = Admin {
-            http: client::http()?,
+            http: args.admin.at.http()?,
             url: format!("{base}/v1/regions"),
             access: args.admin.clone(),
             until: Instant::now() + Duration::from_secs(args.timeout),

@@ -18,18 +18,18 @@ pub struct Looks {
     pub redraw: bool,
 }
 
-/// Looks at `/v1/state` of the daemon at `base` and prints what `describe` makes of it (of the state, and of its text); returns the
+/// Looks at `/v1/state` of the daemon there and prints what `describe` makes of it (of the state, and of its text); returns the
 /// last state.
 ///
 /// # Errors
 /// If the daemon cannot be reached the first time. Later it is waited for.
 pub async fn look(
-    base: &str,
+    at: &client::Place,
     looks: Looks,
     mut describe: impl FnMut(&State, &str) -> String,
 ) -> anyhow::Result<State> {
-    let http = client::http()?;
-    let (mut state, mut text) = get(&http, base).await?;
+    let (http, base) = (at.http()?, at.base()?);
+    let (mut state, mut text) = get(&http, &base).await?;
     let mut done = 0_u64;
     loop {
         // Whoever reads may go away: that ends the command, without a fuss.
@@ -45,7 +45,7 @@ pub async fn look(
             () = tokio::time::sleep(LOOK_EVERY) => {}
             _ = tokio::signal::ctrl_c() => return Ok(state),
         }
-        match get(&http, base).await {
+        match get(&http, &base).await {
             Ok(next) => (state, text) = next,
             Err(error) => eprintln!("quorate: {error:#}"),
         }

@@ -76,8 +76,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn save(file: &Path, admin: &client::Admin) -> anyhow::Result<ExitCode> {
-    let url = format!("{}/v1/snapshot", admin.base()?);
-    let answer = admin.authorize(client::http()?.get(&url))?.send().await;
+    let url = format!("{}/v1/snapshot", admin.at.base()?);
+    let answer = admin.authorize(admin.at.http()?.get(&url))?.send().await;
     let answer = answer.map_err(|e| anyhow::anyhow!("no answer from {url}: {}", client::why(&e)))?;
     let status = answer.status();
     let content = answer.bytes().await.context("the answer broke off")?;

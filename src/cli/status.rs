@@ -12,9 +12,9 @@ const BUCKETS_SHOWN: usize = 20;
 /// Show a region's view of the cluster: leader, peers, store, policies, leases. Exit code 1: not ready.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A region's admin listener
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8083", env = "QUORATE_ADMIN")]
-    pub admin: String,
+    /// Where
+    #[command(flatten)]
+    pub at: client::Place,
     /// Look again every second until interrupted; on a terminal it is drawn in its place
     #[arg(long)]
     pub watch: bool,
@@ -28,11 +28,10 @@ pub struct Args {
 /// # Errors
 /// If the daemon cannot be reached (with `--watch`: the first time).
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = client::base("--admin", &args.admin)?;
     client::runtime()?.block_on(async {
         let looks = Looks { count: if args.watch { None } else { Some(1) }, redraw: args.watch };
         let show = |state: &State, text: &str| if args.json { text.to_owned() } else { describe(state) };
-        let state = screen::look(&base, looks, show).await?;
+        let state = screen::look(&args.at, looks, show).await?;
         Ok(ExitCode::from(if state.not_ready.is_empty() { 0 } else { super::NO }))
     })
 }

@@ -14,9 +14,9 @@ const WHAT_MAX: usize = 40;
 /// Show the buckets with most demand in all regions, live: admitted, denied, and what is left
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A region's admin listener
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8083", env = "QUORATE_ADMIN")]
-    pub admin: String,
+    /// Where
+    #[command(flatten)]
+    pub at: client::Place,
     /// One JSON object a line, every second
     #[arg(long)]
     pub json: bool,
@@ -36,7 +36,6 @@ pub struct Args {
 /// # Errors
 /// If the daemon cannot be reached (the first time).
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let base = client::base("--admin", &args.admin)?;
     client::runtime()?.block_on(async {
         let looks = Looks { count: args.count, redraw: !args.json };
         let describe = |state: &State, _: &str| {
@@ -46,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let shown: Vec<&HotBucket> = wanted.take(args.rows).collect();
             if args.json { machine(state, &shown) } else { people(state, &shown) }
         };
-        screen::look(&base, looks, describe).await?;
+        screen::look(&args.at, looks, describe).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

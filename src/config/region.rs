@@ -6,8 +6,8 @@ use super::fault::{Faults, Mark, one_of, shown};
 use super::url::is_loopback_host;
 use super::yaml::{self, Node, Value};
 use super::{
-    AttributeSource, Cluster, Config, ForwardAuth, Listen, LogFormat, Peer, PeerTls, PeerUrl, REGIONS_MAX,
-    RedisConfig, RedisTls, RedisUrl, Secret, StoreConfig, Telemetry, Unmatched,
+    AdminTls, AttributeSource, Cluster, Config, ForwardAuth, Listen, LogFormat, Peer, PeerTls, PeerUrl,
+    REGIONS_MAX, RedisConfig, RedisTls, RedisUrl, Secret, StoreConfig, Telemetry, Unmatched,
 };
 use crate::quota::matching::{ATTRIBUTES_MAX, DOMAIN_BYTES_MAX};
 use crate::quota::policy::RegionName;
@@ -33,6 +33,7 @@ pub const KEYS: &[&str] = &[
     "peer_tls",
     "admin_token",
     "admin_token_file",
+    "admin_tls",
     "caller_tls",
     "caller_tokens_file",
     "caller_limits",
@@ -50,6 +51,7 @@ const CLUSTER: &[&str] = &["name", "regions", "witnesses", "rtt_max"];
 /// What a witness has none of.
 const SERVING: &[&str] =
     &["store", "unmatched", "caller_tls", "caller_tokens_file", "caller_limits", "forward_auth"];
+const ADMIN_TLS: &[&str] = &["cert", "key"];
 const PEER_TLS: &[&str] = &["cert", "key", "ca"];
 const FORWARD_AUTH: &[&str] = &["domain", "trusted_proxies", "attributes"];
 const TELEMETRY: &[&str] = &["otlp", "sampling", "log", "log_filter"];
@@ -136,6 +138,7 @@ impl Reader<'_> {
             }
             Chosen::Inline(_) => None,
         });
+        let admin_tls = top.get("admin_tls").map(|node| self.admin_tls(node));
         let caller_tls = top.get("caller_tls").map(|node| self.caller_tls(node));
         let caller_tokens_file = self.caller_tokens_file(&top);
         let caller_limits = self.caller_limits(&top);
@@ -155,6 +158,7 @@ impl Reader<'_> {
             peer_tls: transpose(peer_tls)?,
             admin_token: admin_token?,
             admin_token_file,
+            admin_tls: transpose(admin_tls)?,
             caller_tls: transpose(caller_tls)?,
             caller_tokens_file: caller_tokens_file?,
             caller_limits: caller_limits?,
@@ -367,6 +371,13 @@ impl Reader<'_> {
         let key = self.pem(&fields, "key", "the file of its private key");
         let ca = self.pem(&fields, "ca", "the file of the authority that signs all regions' certificates");
         Some(PeerTls { cert: cert?, key: key?, ca: ca? })
+    }
+
+    fn admin_tls(&mut self, node: &Node) -> Option<AdminTls> {
+        let fields = Fields::of(node, "admin_tls", ADMIN_TLS, self.faults)?;
+        let cert = self.pem(&fields, "cert", "the file of the admin listener's certificate chain");
+        let key = self.pem(&fields, "key", "the file of its private key");
+        Some(AdminTls { cert: cert?, key: key? })
     }
 
     /// A file that has to be named.

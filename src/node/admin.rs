@@ -48,9 +48,9 @@ pub async fn serve(
     stopping: watch::Receiver<bool>,
     fail: watch::Sender<Option<String>>,
 ) {
-    let access = inner.live.access.clone();
+    let (access, tls) = (inner.live.access.clone(), inner.live.admin_tls.clone());
     let routes = admin::router(inner, access);
-    if let Err(error) = admin::serve(listener, routes, stopping).await {
+    if let Err(error) = admin::serve(listener, tls, routes, stopping).await {
         fail.send_replace(Some(format!("admin listener: {error}")));
     }
 }

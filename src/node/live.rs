@@ -18,9 +18,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub struct Live {
     /// Who may change things on the admin listener.
     pub access: Access,
+    /// TLS on it.
+    pub admin_tls: Option<Arc<CallerTls>>,
     /// What callers must show.
     pub callers: Callers,
     peer_tls: Option<TlsFiles>,
+    admin_files: Option<TlsFiles>,
     caller_tls: Option<TlsFiles>,
     admin_token: Option<PathBuf>,
     caller_tokens: Option<PathBuf>,
@@ -47,11 +50,19 @@ impl Live {
             key: tls.key.clone(),
             ca: tls.client_ca.clone(),
         });
-        let tls = caller_tls.clone().map(CallerTls::load).transpose().map_err(unusable_caller_tls)?;
+        let tls = caller_tls.clone().map(CallerTls::load).transpose().map_err(unusable(Part::CallerTls))?;
+        let admin_files = config.admin_tls.as_ref().map(|tls| TlsFiles {
+            cert: tls.cert.clone(),
+            key: tls.key.clone(),
+            ca: None,
+        });
+        let admin_tls = admin_files.clone().map(CallerTls::load).transpose();
+        let admin_tls = admin_tls.map_err(unusable(Part::AdminTls))?.map(Arc::new);
         let tokens = config.caller_tokens_file.as_deref().map(config::callers::tokens).transpose();
         let tokens = tokens.map_err(|e| LiveError { what: "caller_tokens_file", why: e.to_string() })?;
         Ok(Self {
             access: Access::new(config.admin_token.clone()),
+            admin_tls,
             callers: Callers {
                 tls: tls.map(Arc::new),
                 tokens: tokens.map(|tokens| Arc::new(Tokens::new(&tokens))),
@@ -61,6 +72,7 @@ impl Live {
                 key: tls.key.clone(),
                 ca: Some(tls.ca.clone()),
             }),
+            admin_files,
             caller_tls,
             admin_token: config.admin_token_file.clone(),
             caller_tokens: config.caller_tokens_file.clone(),
@@ -81,9 +93,8 @@ impl Live {
             Part::PeerTls => {
                 raft.reload_tls().map_err(|e| LiveError { what: part.key(), why: e.to_string() })
             }
-            Part::CallerTls => {
-                self.callers.tls.as_ref().map_or(Ok(()), |tls| tls.reload()).map_err(unusable_caller_tls)
-            }
+            Part::CallerTls => reloaded(self.callers.tls.as_deref()).map_err(unusable(part)),
+            Part::AdminTls => reloaded(self.admin_tls.as_deref()).map_err(unusable(part)),
             Part::AdminToken => {
                 let Some(file) = &self.admin_token else { return Ok(()) };
                 let token = config::region::admin_token(file);
@@ -105,14 +116,19 @@ impl Live {
         match part {
             Part::PeerTls => Watched::new(self.peer_tls.iter().flat_map(TlsFiles::paths)),
             Part::CallerTls => Watched::new(self.caller_tls.iter().flat_map(TlsFiles::paths)),
+            Part::AdminTls => Watched::new(self.admin_files.iter().flat_map(TlsFiles::paths)),
             Part::AdminToken => Watched::new(self.admin_token.as_deref()),
             Part::CallerTokens => Watched::new(self.caller_tokens.as_deref()),
         }
     }
 }
 
-fn unusable_caller_tls(error: TlsError) -> LiveError {
-    LiveError { what: Part::CallerTls.key(), why: error.to_string() }
+fn reloaded(tls: Option<&CallerTls>) -> Result<(), TlsError> {
+    tls.map_or(Ok(()), CallerTls::reload)
+}
+
+fn unusable(part: Part) -> impl FnOnce(TlsError) -> LiveError {
+    move |error| LiveError { what: part.key(), why: error.to_string() }
 }
 
 /// What is read again as a whole.
@@ -120,18 +136,21 @@ fn unusable_caller_tls(error: TlsError) -> LiveError {
 enum Part {
     PeerTls,
     CallerTls,
+    AdminTls,
     AdminToken,
     CallerTokens,
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::PeerTls, Self::CallerTls, Self::AdminToken, Self::CallerTokens];
+    const ALL: [Self; 5] =
+        [Self::PeerTls, Self::CallerTls, Self::AdminTls, Self::AdminToken, Self::CallerTokens];
 
     /// Its key in `region.yaml`.
     const fn key(self) -> &'static str {
         match self {
             Self::PeerTls => "peer_tls",
             Self::CallerTls => "caller_tls",
+            Self::AdminTls => "admin_tls",
             Self::AdminToken => "admin_token_file",
             Self::CallerTokens => "caller_tokens_file",
         }

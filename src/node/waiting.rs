@@ -2,9 +2,11 @@
 
 use super::NodeError;
 use crate::raft::{self, RaftConfig};
+use crate::server::callers::CallerTls;
 use crate::server::{ServerError, admin};
 use std::net::TcpListener;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -12,7 +14,11 @@ use tokio::sync::watch;
 const SHORTLY: Duration = Duration::from_millis(300);
 
 /// Waits until the region knows who it is (see [`RaftConfig::seat`]). Meanwhile the admin listener says what it waits for.
-pub async fn for_seat(config: &RaftConfig, listener: &TcpListener) -> Result<Option<u64>, NodeError> {
+pub async fn for_seat(
+    config: &RaftConfig,
+    listener: &TcpListener,
+    tls: Option<Arc<CallerTls>>,
+) -> Result<Option<u64>, NodeError> {
     let waits_for = watch::Sender::new(None);
     let mut seat = pin!(raft::find_seat(config, &waits_for));
     if let Ok(found) = tokio::time::timeout(SHORTLY, seat.as_mut()).await {
@@ -21,7 +27,7 @@ pub async fn for_seat(config: &RaftConfig, listener: &TcpListener) -> Result<Opt
     let (stop, stopping) = watch::channel(false);
     let listener = listener.try_clone().map_err(ServerError::Listener)?;
     let routes = admin::waiting_router(waits_for.subscribe());
-    let serving = tokio::spawn(admin::serve(listener, routes, stopping));
+    let serving = tokio::spawn(admin::serve(listener, tls, routes, stopping));
     let found = seat.await;
     stop.send_replace(true);
     // The listener itself stays, for what comes.

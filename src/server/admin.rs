@@ -12,7 +12,7 @@ pub use events::document;
 pub use feed::{Feed, STREAMS_MAX};
 pub use regions::RegionAction;
 
-use super::callers::bearer;
+use super::callers::{CallerTls, bearer};
 use super::listen::{Accepted, Acceptor, ConnectionLimits};
 use super::problem::{Fault, Problem};
 use super::state::{
@@ -230,12 +230,13 @@ pub fn waiting_router(waits_for: watch::Receiver<Option<String>>) -> Router {
     Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
 }
 
-/// Serves `routes` on the current runtime until `stopping`, and finishes what is in flight, within two seconds.
+/// Serves `routes` on the current runtime, over TLS if there is any, until `stopping`, and finishes what is in flight, within two seconds.
 ///
 /// # Errors
 /// The listener cannot be used.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<Arc<CallerTls>>,
     routes: Router,
     stopping: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
@@ -244,7 +245,7 @@ pub async fn serve(
     let routes = routes.fallback(not_found).method_not_allowed_fallback(not_allowed).layer(from_fn(in_time));
     let mut open = JoinSet::new();
     while let Some(accepted) = acceptor.next().await {
-        open.spawn(connection(accepted, routes.clone(), stopping.clone()));
+        open.spawn(connection(accepted, tls.clone(), routes.clone(), stopping.clone()));
         while open.try_join_next().is_some() {}
     }
     let all = async { while open.join_next().await.is_some() {} };
@@ -254,11 +255,16 @@ pub async fn serve(
     Ok(())
 }
 
-async fn connection(accepted: Accepted, routes: Router, stopping: watch::Receiver<bool>) {
+async fn connection(
+    accepted: Accepted,
+    tls: Option<Arc<CallerTls>>,
+    routes: Router,
+    stopping: watch::Receiver<bool>,
+) {
     let routes = routes.layer(axum::Extension(ConnectInfo(accepted.peer)));
     let limits = ConnectionLimits::default();
     let service = |_| TowerToHyperService::new(routes);
-    super::listen::connection(accepted, (None, None), service, &limits, stopping).await;
+    super::listen::connection(accepted, (tls.as_deref(), None), service, &limits, stopping).await;
 }
 
 #[derive(Clone)]

@@ -61,6 +61,7 @@ fn the_example_region_file_names_every_key_and_its_comments_load() {
             let (spaces, rest) = line.split_at(indent);
             let keys = [
                 "admin_token_file:",
+                "admin_tls:",
                 "caller_tls:",
                 "  cert:",
                 "  key:",
@@ -93,6 +94,7 @@ fn the_example_region_file_names_every_key_and_its_comments_load() {
     assert_eq!(config.admin_token_file, Some(folder.path().join("token")));
     assert_eq!(config.redact_key, config.admin_token);
     assert_eq!(config.caller_tokens_file, Some(folder.path().join("tokens")));
+    assert_eq!(config.admin_tls.unwrap().key, folder.path().join("tls/admin.key"));
     let ca = config.caller_tls.unwrap().client_ca;
     assert_eq!(ca, Some(folder.path().join("tls/callers-ca.crt")));
     let auth = config.forward_auth.unwrap();

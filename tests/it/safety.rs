@@ -1,11 +1,12 @@
 //! What callers who mean ill, or are many, can do to a region: little. And what an operator can change while it runs.
 
-use crate::support::daemon::{Daemon, Settings};
+use crate::support::daemon::{Daemon, Settings, quorate};
 use crate::support::redis::Redis;
 use crate::support::{eventually, hold};
 use futures::StreamExt as _;
 use quorate::quota::matching::bucket_id;
 use quorate::quota::redaction::Redaction;
+use rcgen::{CertificateParams, KeyPair};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::cell::Cell;
@@ -340,4 +341,57 @@ async fn two_thousand_connections_at_once() {
         hold(line.is_some_and(|line| line.ends_with(" 0")), || format!("{line:?}"))
     })
     .await;
+}
+
+/// Writes a certificate for `localhost` that stands for itself, and its key, to the daemon's folder.
+fn certificate(daemon: &Daemon) {
+    let key = KeyPair::generate().expect("a key");
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
+    let certificate = params.self_signed(&key).expect("a certificate").pem();
+    write(daemon, "admin.key", &key.serialize_pem());
+    write(daemon, "admin.crt", &certificate);
+}
+
+#[tokio::test]
+async fn the_admin_listener_speaks_tls() {
+    let redis = Redis::start().await;
+    let more = "admin_token_file: admin\nadmin_tls: { cert: admin.crt, key: admin.key }\n".to_owned();
+    let mut daemon = Daemon::down(Settings { more, ..Settings::alone(&redis.url(), POLICIES) });
+    write(&daemon, "admin", "the-only-admin-token\n");
+    certificate(&daemon);
+    let file = |name: &str| daemon.config_file().with_file_name(name).display().to_string();
+    let (token, ca, old, policies) =
+        (file("admin"), file("admin.crt"), file("old.crt"), file("policies.yaml"));
+    std::fs::copy(&ca, &old).expect("a copy");
+    let plain = daemon.admin().url();
+    let url = plain.replace("http://127.0.0.1", "https://localhost");
+    daemon.spawn();
+    let run = async |args: &[&str]| {
+        let output = quorate(args).await;
+        let said = [&output.stdout[..], &output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    let status = ["status", "--admin", &url, "--ca"];
+    eventually("it is ready", WITHIN, || async {
+        let (code, said) = run(&[&status[..], &[&ca]].concat()).await;
+        hold(code == Some(0), || said)
+    })
+    .await;
+    assert_eq!(run(&["status", "--admin", &plain]).await.0, Some(2), "not in the clear");
+    let (code, said) = run(&["status", "--admin", &url]).await;
+    assert!(code == Some(2) && said.contains("certificate"), "nobody it knows vouches for it: {said}");
+    let show = ["policies", "show", "--admin", &url, "--ca", &ca];
+    assert_eq!(run(&show).await.0, Some(0));
+    let apply = ["policies", "apply", &policies, "--admin", &url, "--ca", &ca];
+    let (code, said) = run(&apply).await;
+    assert!(code != Some(0) && said.contains("Bearer"), "{said}");
+    assert_eq!(run(&[&apply[..], &["--token-file", &token]].concat()).await.0, Some(0));
+
+    certificate(&daemon);
+    eventually("the new certificate is in use", WITHIN, || async {
+        let (code, said) = run(&[&status[..], &[&ca]].concat()).await;
+        hold(code == Some(0), || said)
+    })
+    .await;
+    assert_eq!(run(&[&status[..], &[&old]].concat()).await.0, Some(2), "and the old one is not");
 }

@@ -154,7 +154,7 @@ impl Admin {
         let (stop, stopping) = watch::channel(false);
         let shared: Arc<dyn AdminSource> = Arc::clone(&source) as _;
         let routes = admin::router(shared, Access::new(token.map(quorate::config::Secret::new)));
-        let served = tokio::spawn(admin::serve(listener, routes, stopping));
+        let served = tokio::spawn(admin::serve(listener, None, routes, stopping));
         Self { source, address, client: client(), stop, served }
     }
 
