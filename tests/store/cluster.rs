@@ -26,16 +26,35 @@ const ARGS: &[&str] = &[
     "0",
 ];
 
-struct Cluster {
+pub struct Cluster {
     /// The masters of slots 0, 5462 and 10923 and further, in this order.
-    masters: Vec<Redis>,
+    pub masters: Vec<Redis>,
     replicas: Vec<Redis>,
 }
 
 impl Cluster {
     async fn start(replicas: usize) -> Self {
-        let started = futures::future::join_all((0..3 + replicas).map(|_| Redis::start(ARGS))).await;
-        let mut masters = started;
+        let nodes = futures::future::join_all((0..3 + replicas).map(|_| Redis::start(ARGS))).await;
+        let ports: Vec<u16> = nodes.iter().map(|node| node.port).collect();
+        Self::of(nodes, &ports).await
+    }
+
+    /// Nodes that talk to each other over TLS, and their ports for it.
+    pub async fn start_with_tls(files: &[&str]) -> (Self, Vec<u16>) {
+        let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+        let nodes = ports.iter().map(|port| async move {
+            let port = port.to_string();
+            let own =
+                [&["--tls-cluster", "yes", "--tls-replication", "yes", "--tls-port", &port], files, ARGS];
+            Redis::start(&own.concat()).await
+        });
+        let nodes = futures::future::join_all(nodes).await;
+        (Self::of(nodes, &ports).await, ports)
+    }
+
+    /// These nodes; the `ports` are those by which they know each other.
+    async fn of(nodes: Vec<Redis>, ports: &[u16]) -> Self {
+        let mut masters = nodes;
         let replicas = masters.split_off(3);
         for (at, (first, last)) in [(0, 5_461), (5_462, 10_922), (10_923, 16_383)].into_iter().enumerate() {
             let (first, last, epoch) = (format!("{first}"), format!("{last}"), format!("{}", at + 1));
@@ -45,8 +64,8 @@ impl Cluster {
         }
         let cluster = Self { masters, replicas };
         let first = cluster.masters[0].admin().await;
-        for other in cluster.masters[1..].iter().chain(&cluster.replicas) {
-            let _: () = command(&first, "CLUSTER", &["MEET", "127.0.0.1", &other.port.to_string()]).await;
+        for port in &ports[1..] {
+            let _: () = command(&first, "CLUSTER", &["MEET", "127.0.0.1", &port.to_string()]).await;
         }
         until("all know all", || async {
             for node in cluster.masters.iter().chain(&cluster.replicas) {
@@ -79,8 +98,8 @@ impl Cluster {
     }
 }
 
-/// A bucket on each shard: the shard is the first two bytes of the name, modulo their number.
-fn on_shard(shard: u8, cap: i64) -> TestBucket {
+/// A bucket on a shard: the shard is the first two bytes of the name, modulo their number.
+pub fn on_shard(shard: u8, cap: i64) -> TestBucket {
     let mut id = [77; 16];
     id[..2].copy_from_slice(&[shard, 0]);
     TestBucket { id: BucketId(id), ..bucket(0, 0, cap) }

@@ -1,5 +1,6 @@
 //! TLS, and a user with no more rights than it needs.
 
+use crate::cluster::{Cluster, on_shard};
 use crate::sentinel::Sentinel;
 use crate::suite::suite;
 use crate::support::*;
@@ -102,19 +103,64 @@ async fn tls_to_redis_and_to_sentinels() {
     }
 }
 
-/// The commands that docs/operations.md says the daemon's user needs: with them it does everything, and there is none that it does
-/// not use.
-#[tokio::test]
-async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else() {
+/// The user `quorate` with the rights that docs/operations.md says, as arguments of `ACL`; with more where it says so.
+fn documented_rights() -> Vec<String> {
     let docs = include_str!("../../docs/operations.md");
     let line =
         docs.lines().find(|line| line.contains("ACL SETUSER quorate")).expect("the rights are documented");
     let rights = line.trim().split("ACL SETUSER ").nth(1).unwrap();
     let rights =
         rights.replace("PASSWORD", "right-one").replace("CLUSTER", "prod").replace("REGION", "us-east");
+    std::iter::once("SETUSER").chain(rights.split_whitespace()).map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_over_tls_with_a_user_of_few_rights() {
+    let authority = Authority::new();
+    let (cert, key) = authority.issue("redis", "127.0.0.1");
+    let own = Some(authority.issue("daemon", "us-east"));
+    let ca = authority.ca();
+    let files =
+        ["--tls-cert-file", text(&cert), "--tls-key-file", text(&key), "--tls-ca-cert-file", text(&ca)];
+    let (cluster, ports) = Cluster::start_with_tls(&files).await;
+    let rights = documented_rights();
+    let rights: Vec<&str> = rights.iter().map(String::as_str).chain(["+cluster|slots"]).collect();
+    for master in &cluster.masters {
+        let _: () = command(&master.admin().await, "ACL", &rights).await;
+    }
+    // One that evicts is one too many.
+    let evicting = cluster.masters[1].admin().await;
+    let _: () = command(&evicting, "CONFIG", &["SET", "maxmemory", "100mb"]).await;
+    let _: () = command(&evicting, "CONFIG", &["SET", "maxmemory-policy", "volatile-lru"]).await;
+
+    let url = format!("rediss-cluster://quorate:right-one@127.0.0.1:{}", ports[2]);
+    let tls = Some(ClientFiles { ca, own });
+    let config = RedisConfig { url, tls, ..cluster.masters[0].config() };
+    let (store, _) = full(&config).await;
+    let worker = worker(&store).await;
+    for shard in 0..12 {
+        assert_eq!(settled(&worker, on_shard(shard, 10), 4).await, (true, 6));
+    }
+    let health = store.health();
+    assert_eq!(health.down, None);
+    assert!(health.evicts.is_some_and(|why| why.contains("volatile-lru")), "one of three evicts");
+    for master in &cluster.masters {
+        let log: Vec<fred::types::Value> = command(&master.admin().await, "ACL", &["LOG"]).await;
+        let denied = log.iter().map(|entry| format!("{entry:?}")).filter(|e| !e.contains("client"));
+        assert_eq!(denied.collect::<Vec<_>>(), [""; 0]);
+        let keys: i64 = command(&master.admin().await, "DBSIZE", &[]).await;
+        assert!(keys >= 8, "four shards' own key and bucket: {keys}");
+    }
+}
+
+/// The commands that docs/operations.md says the daemon's user needs: with them it does everything, and there is none that it does
+/// not use.
+#[tokio::test]
+async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else() {
+    let rights = documented_rights();
     let redis = Redis::start(&[]).await;
     let admin = redis.admin().await;
-    let args: Vec<&str> = std::iter::once("SETUSER").chain(rights.split_whitespace()).collect();
+    let args: Vec<&str> = rights.iter().map(String::as_str).collect();
     let _: () = command(&admin, "ACL", &args).await;
     let _: () = command(&admin, "CONFIG", &["RESETSTAT"]).await;
     let url = format!("redis://quorate:right-one@127.0.0.1:{}", redis.port);
