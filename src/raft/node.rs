@@ -506,22 +506,35 @@ impl Node {
             }
             if !self.initialized() {
                 self.initialize().await;
-            } else if self.is_leader() {
-                let found = self.founding(policies.clone());
-                let deadline = Instant::now() + self.client.timing.append();
-                match self.propose(vec![found], deadline).await {
-                    Ok(_) => {
-                        tracing::info!("founded the cluster");
-                        return;
-                    }
-                    Err(ProposeError::TooLarge) => {
-                        self.fail("the first policies are too large for one entry; remove some".into());
-                        return;
-                    }
-                    Err(fault) => tracing::warn!(%fault, "cannot found the cluster yet"),
+            }
+            if timeout_at(Instant::now() + FOUNDING, self.leading()).await.is_err() {
+                continue;
+            }
+            let found = self.founding(policies.clone());
+            let deadline = Instant::now() + self.client.timing.append();
+            match self.propose(vec![found], deadline).await {
+                Ok(_) => {
+                    tracing::info!("founded the cluster");
+                    return;
                 }
+                Err(ProposeError::TooLarge) => {
+                    self.fail("the first policies are too large for one entry; remove some".into());
+                    return;
+                }
+                Err(fault) => tracing::warn!(%fault, "cannot found the cluster yet"),
             }
             tokio::time::sleep(FOUNDING).await;
+        }
+    }
+
+    /// Waits until this node leads.
+    async fn leading(&self) {
+        let mut metrics = self.raft.server_metrics();
+        while !self.is_leader() {
+            if metrics.changed().await.is_err() {
+                // It stops.
+                return std::future::pending().await;
+            }
         }
     }
 
