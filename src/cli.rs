@@ -69,3 +69,26 @@ pub enum Command {
     #[command(hide = true)]
     Man(man::Args),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::env::NOT_SETTINGS;
+    use clap::CommandFactory as _;
+
+    /// Else `serve` takes a variable that is meant for another command for a misspelt setting.
+    #[test]
+    fn variables_that_commands_read_are_no_settings() {
+        fn variables(command: &clap::Command) -> Vec<String> {
+            let own = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str());
+            let own: Vec<String> = own.map(str::to_owned).collect();
+            command.get_subcommands().flat_map(variables).chain(own).collect()
+        }
+        let all = variables(&Cli::command());
+        assert!(all.len() > 3, "{all:?}");
+        let file = include_str!("../config/region.yaml");
+        for variable in all {
+            assert!(NOT_SETTINGS.contains(&&*variable) && file.contains(&variable), "{variable}");
+        }
+    }
+}

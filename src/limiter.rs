@@ -220,6 +220,8 @@ struct Held<'a> {
     /// An override's bucket is this region's alone.
     own: bool,
     tally: Option<Arc<Tally>>,
+    /// It has waited as long as it may for the pool to answer.
+    unanswered: bool,
 }
 
 impl<S: Store> Decide for Limiter<S> {
@@ -300,9 +302,13 @@ impl<S: Store> Limiter<S> {
         self.core.fallback.store_is_back();
         self.count(held, &taken);
         if !taken.allowed
-            && let Some(later) = self.wait(held, &taken, deadline).await
+            && let Some((waited, later)) = self.wait(held, &taken, deadline).await
         {
-            taken = later;
+            taken = later.unwrap_or(taken);
+            let waits = |h: &&mut Held<'_>| h.enforced() && h.wait().is_positive();
+            for held in held.iter_mut().filter(|_| waited == Waited::TimedOut).filter(waits) {
+                held.unanswered = held.tally.as_ref().is_some_and(|tally| tally.asking() != Asking::No);
+            }
         }
         self.judge(held, &taken)
     }
@@ -353,6 +359,11 @@ impl<S: Store> Limiter<S> {
                 known => known,
             };
             let Some(tally) = &held.tally else { continue };
+            if !seen.fits && !held.fits_ever() {
+                // It is no demand that could be met: what it would take is left to those that fit.
+                tally.saw(seen.level, taken.now);
+                continue;
+            }
             tally.count(held.charge.cost, seen.fits, seen.level, taken.now);
             if !seen.fits || tally.is_low(seen.level) {
                 if let Some(cause) = trace::cause() {
@@ -364,8 +375,13 @@ impl<S: Store> Limiter<S> {
     }
 
     /// A strict request that found too little waits for the leases that are asked for, if all that it lacks can come
-    /// by lease; then it tries again.
-    async fn wait(&self, held: &[Held<'_>], taken: &Taken, deadline: Option<Instant>) -> Option<Taken> {
+    /// by lease; then it tries again. `None`: there is nothing to wait for.
+    async fn wait(
+        &self,
+        held: &[Held<'_>],
+        taken: &Taken,
+        deadline: Option<Instant>,
+    ) -> Option<(Waited, Option<Taken>)> {
         let lacking: Vec<&Held<'_>> = held
             .iter()
             .filter(|h| h.limit.is_some())
@@ -395,7 +411,7 @@ impl<S: Store> Limiter<S> {
         for held in lacking {
             held.policy.metrics.waited(outcome, began.elapsed());
         }
-        later
+        Some((outcome, later))
     }
 
     /// Tries again with all news, until it fits, nothing more will come, or `until`. `None`: the store has gone meanwhile.
@@ -494,6 +510,10 @@ impl<S: Store> Limiter<S> {
                 }
             } else {
                 let after = Micros(self.core.lease_takes.load(Ordering::Relaxed));
+                if held.unanswered && cost <= seen.level + pool {
+                    // They are there, as far as this region knows, and did not come in time.
+                    return LimitVerdict::unanswered(held.terms(), held.charge.descriptor, seen.level, after);
+                }
                 elsewhere = Some(Elsewhere { rate: whole, cap: policy.shape.cap + policy.pool_full, after });
             }
         }
@@ -522,6 +542,9 @@ impl<S: Store> Limiter<S> {
                 }
             } else {
                 sight.left = (own + pool.or_zero()).min(quota.tokens());
+                if held.unanswered && cost <= sight.left {
+                    denial = Reason::NoLease;
+                }
                 sight.lent_after = Some(Micros(self.core.lease_takes.load(Ordering::Relaxed)));
             }
         }
@@ -561,8 +584,12 @@ impl Held<'_> {
     /// How long it may wait for a lease; 0: it may not.
     fn wait(&self) -> Micros {
         let strict = self.policy.policy.mode == Mode::Strict && self.tally.is_some() && !self.own;
-        let fits_ever = self.charge.cost <= self.shape().cap + self.policy.pool_full;
-        if strict && fits_ever { self.policy.policy.wait } else { Micros::ZERO }
+        if strict && self.fits_ever() { self.policy.policy.wait } else { Micros::ZERO }
+    }
+
+    /// Could this region ever hold as much, its reserve full and with all of the pool?
+    fn fits_ever(&self) -> bool {
+        self.charge.cost <= self.shape().cap + self.policy.pool_full
     }
 
     fn unlimited(&self) -> LimitVerdict {
@@ -641,7 +668,17 @@ fn hold<'a>(active: &'a Active, matched: &Matched, time: &TimeOfDay) -> Option<V
             }
         };
         let count = policy.count.filter(|_| !own);
-        all.push(Held { charge, name, policy, limit, count, act: Act::Count, own, tally: None });
+        all.push(Held {
+            charge,
+            name,
+            policy,
+            limit,
+            count,
+            act: Act::Count,
+            own,
+            tally: None,
+            unanswered: false,
+        });
     }
     Some(all)
 }

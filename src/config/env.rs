@@ -15,6 +15,7 @@ pub const NOT_SETTINGS: &[&str] = &[
     "QUORATE_CONFIG",
     "QUORATE_ADDR",
     "QUORATE_ADMIN",
+    "QUORATE_CA",
     "QUORATE_TOKEN_FILE",
     // Test runs.
     "QUORATE_SEED",

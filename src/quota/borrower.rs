@@ -266,7 +266,13 @@ impl Borrower {
             return None;
         }
         let tau = s.pool.tau() + s.tau_age.or_zero() + s.rtt.mul_div(1, 2);
-        let preview = s.pool.preview(s.policy, s.bucket, tau, &outlook.inquiry(s.region))?;
+        let mut inquiry = outlook.inquiry(s.region);
+        let mut preview = s.pool.preview(s.policy, s.bucket, tau, &inquiry)?;
+        if outlook.only_waiting(&preview, s) {
+            // As the ask will say it. (A part of what is lacking is not given: a larger request before must not count as waiting.)
+            inquiry.short = outlook.short_for(&preview, s);
+            preview = s.pool.preview(s.policy, s.bucket, tau, &inquiry)?;
+        }
         self.on_demand = preview.on_demand;
         let hold = self.reason(s, &outlook, preview, cut.rate, cut.burst)?;
         Some(Plan {
@@ -511,12 +517,11 @@ impl Borrower {
         &self,
         s: &Situation<'_>,
         o: &Outlook,
-        mut preview: Preview,
+        preview: Preview,
         whole_rate: Rate,
         whole_burst: Tokens,
     ) -> Option<Hold> {
-        let p = &mut preview;
-        p.tokens = if o.only_waiting(p, s) { p.tokens.min(o.short_for(p, s)) } else { p.tokens };
+        let p = &preview;
         let crumb = whole_rate.percent(1);
         let mut hold = Hold { burst: o.keep_burst, rate: o.keep_rate };
         let mut ask = o.active && self.is_low(s, o, p) && self.of_use(s, o, p);
@@ -544,7 +549,12 @@ impl Borrower {
             let least = if p.rate.is_positive() { o.quantum } else { Tokens::ZERO };
             hold = Hold { burst: hold.burst.min(p.burst.max(least)), rate: hold.rate.min(p.rate) };
         }
-        if o.renew_due && !o.active && (p.others_short || o.over > whole_burst.percent(10)) {
+        // Tokens that come without a rate are gone with their lease: it is renewed for requests that wait for more, and else what nobody
+        // has used in half of it goes back.
+        let stock = o.rate == Rate::ZERO && o.over >= whole_burst.percent(1).max(Tokens(MICROS_PER_TOKEN));
+        ask |= o.renew_due && stock && o.starved;
+        let unused = if o.active { stock } else { p.others_short || o.over > whole_burst.percent(10) };
+        if o.renew_due && unused && !o.starved {
             ask = true;
             hold = Hold::default();
         }
@@ -565,9 +575,11 @@ impl Borrower {
     fn of_use(&self, s: &Situation<'_>, o: &Outlook, p: &Preview) -> bool {
         let have = s.part.rate + o.rate;
         let gain = if p.on_demand {
-            // Stock up only where the tokens keep; otherwise only for a request that waits.
+            // Stock up only where the tokens keep; otherwise only for a request that waits. (A larger one that came before it and found too
+            // little is no reason to leave it waiting.)
+            let least = if o.starved { s.queued_max } else { o.quantum };
             p.tokens.is_positive()
-                && o.available + p.tokens >= o.quantum
+                && o.available + p.tokens >= least
                 && (o.starved || s.part.burst >= o.quantum)
         } else {
             let more_rate = p.rate - o.rate;

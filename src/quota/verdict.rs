@@ -330,6 +330,20 @@ impl LimitVerdict {
         }
     }
 
+    /// The answer of a limit whose region was not lent what it lacks in time, though it is there; `level` is what the region has itself. It may
+    /// be there `after` so long.
+    #[must_use]
+    pub fn unanswered(terms: Terms<'_>, descriptor: usize, level: Tokens, after: Micros) -> Self {
+        Self {
+            allowed: false,
+            remaining: u64::try_from(level.floor()).unwrap_or(0),
+            reset: after,
+            retry_after: Some(after),
+            reason: Reason::NoLease,
+            ..Self::unlimited(terms, descriptor)
+        }
+    }
+
     /// The answer of a limit that counts. `denial` is as for [`Self::seen`].
     #[must_use]
     pub fn counted(terms: Terms<'_>, descriptor: usize, seen: &Seen, denial: Reason) -> Self {

@@ -48,7 +48,9 @@ const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLim
 const HEALTH: &str = "/grpc.health.v1.Health/";
 /// An answer that is as late as the caller's deadline is too late: this much of the time is kept for the way back ...
 const MARGIN_PART: u32 = 8;
-/// ... but no more than this.
+/// ... but no less than this (of very little time, half), since the way back waits for a turn on a busy machine ...
+const MARGIN_MIN: Duration = Duration::from_millis(5);
+/// ... and no more than this.
 const MARGIN_MAX: Duration = Duration::from_millis(50);
 
 /// Serves the connections of the gRPC listener.
@@ -258,7 +260,7 @@ fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
 
 /// How long a decision may take so that its answer still reaches a caller who waits this long.
 fn within(timeout: Duration) -> Duration {
-    timeout.saturating_sub((timeout / MARGIN_PART).min(MARGIN_MAX))
+    timeout.saturating_sub((timeout / MARGIN_PART).clamp(MARGIN_MIN, MARGIN_MAX).min(timeout / 2))
 }
 
 /// The request's descriptors; `entries` are those of all of them.
@@ -325,7 +327,9 @@ mod tests {
         for bad in ["", "m", "20", "-5m", "123456789m", "1.5S", "20ms"] {
             assert_eq!(timeout(bad), None, "{bad}");
         }
-        assert_eq!(within(Duration::from_millis(16)), Duration::from_millis(14));
+        assert_eq!(within(Duration::from_millis(4)), Duration::from_millis(2));
+        assert_eq!(within(Duration::from_millis(20)), Duration::from_millis(15));
+        assert_eq!(within(Duration::from_millis(80)), Duration::from_millis(70));
         assert_eq!(within(Duration::from_secs(1)), Duration::from_millis(950));
     }
 

@@ -69,6 +69,25 @@ async fn a_sudden_crowd_gets_what_the_limit_allows_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_cannot_wait_for_the_pool_is_told_that_it_is_not_over_the_limit() {
+    // Shorter than a round trip to the leader.
+    let plan = one_policy("{ rate: 10/s, burst: 20 }", ", reserve: 0%, wait: 20ms");
+    let cluster = Cluster::start(plan).await;
+    let leader = cluster.agreed_leader(seconds(20), &[0, 1, 2]).await;
+    let api = cluster.daemons[(leader + 1) % REGIONS.len()].api();
+    let answer = api.check("api", &[("tenant", "7")], 1).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (429, "no_lease"), "{}", answer.text);
+    let after: u64 = answer.must_have("retry-after").parse().expect("whole seconds");
+    assert!(after <= 2, "{}", answer.text);
+    // What was asked for on its behalf has come by then.
+    eventually("it is admitted", seconds(10), || async {
+        let answer = api.check("api", &[("tenant", "7")], 1).await;
+        hold(answer.status == 200, || answer.text)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_region_has_spent_is_spent_everywhere() {
     let bound = Bound { amount: 6, per_seconds: 60, burst: 30 };
     let cluster = Cluster::start(one_policy("{ rate: 6/m, burst: 30 }", "")).await;

@@ -104,6 +104,34 @@ async fn a_cost_above_the_burst_is_denied_and_takes_nothing() {
     }
 }
 
+/// Denied requests take nothing, also where the region asks the pool on their behalf and has no use for what it gets.
+#[tokio::test]
+async fn what_is_denied_leaves_the_pool_as_it_was() {
+    let case = |(limit, spent, denied): (&'static str, i64, i64)| async move {
+        let (_redis, daemon) = region(&one_policy(limit, "mode: strict"), "").await;
+        let api = daemon.api();
+        let ask = async |cost: i64| api.check("api", &[("tenant", "7")], cost).await;
+        if spent > 0 {
+            assert_eq!(ask(spent).await.status, 200, "{limit}");
+        }
+        let before = ask(0).await.remaining();
+        assert_eq!(ask(denied).await.status, 429, "{limit}: {denied} of {before}");
+        let asked = Instant::now();
+        eventually("a lease has come and gone", Duration::from_secs(60), || async {
+            let left = ask(0).await.remaining();
+            hold(asked.elapsed() > Duration::from_secs(12), || format!("{left} are left"))
+        })
+        .await;
+        let left = ask(0).await.remaining();
+        assert!(left + 1 >= before, "{limit}: {left} of {before} are left");
+        let rest = i64::try_from(before).expect("few") - 1;
+        assert_eq!(ask(rest).await.status, 200, "{limit}: what is left can be spent");
+    };
+    // What is spent before, and the cost of what is denied: more than there is, more than there can be.
+    let (minute, day) = ("{ rate: 1/m, burst: 100 }", "{ rate: 5/d, burst: 5 }");
+    futures::future::join_all([(minute, 5, 101), (day, 1, 5), (day, 0, 6)].map(case)).await;
+}
+
 #[tokio::test]
 async fn two_descriptors_that_together_never_fit_are_not_told_to_come_back() {
     let (_redis, daemon) = region(&one_policy("{ rate: 10/m, burst: 10 }", "mode: split"), "").await;
