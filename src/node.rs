@@ -275,7 +275,7 @@ impl Inner {
         }
         if progress.epoch.is_some() {
             self.joined.store(true, Ordering::Relaxed);
-        } else if !self.joined.load(Ordering::Relaxed) {
+        } else if !self.joined.load(Ordering::Relaxed) && self.store.session().borrow().session().is_some() {
             why.push("raft: the region has not joined the cluster yet; is there a leader?".into());
         }
         let lag = status.committed.unwrap_or(0).saturating_sub(status.applied.unwrap_or(0));

@@ -76,6 +76,10 @@ impl Problem {
         *response.status_mut() = self.status;
         let json = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, json);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            // Whatever it waits for, a look a second is often enough.
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         response
     }
 }
