@@ -74,8 +74,6 @@ bugs! {
     AckAtOnce = "ack-at-once",
     /// A daemon that starts again goes by older policies than it has acknowledged, until its log has caught up.
     WordForgotten = "word-forgotten",
-    /// A daemon that starts reckons by its store's clock before it has read it.
-    StoreClockUnread = "store-clock-unread",
     /// The cluster's time of day is that of the clock that is furthest ahead, not that of a majority.
     FirstClockCounts = "first-clock-counts",
     /// Asks about a window that has ended are granted, from books that are new because the old ones were closed.
