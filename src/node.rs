@@ -218,8 +218,8 @@ impl Node {
         }
     }
 
-    /// Says that it is not ready for [`Config::drain_wait`], and serves, on connections that end with their next answer; then takes no more connections, answers what is in flight,
-    /// gives back what is borrowed, and stops.
+    /// Says that it is not ready for [`Config::drain_wait`], and serves, on connections that end with their next answer; then takes no more
+    /// connections, answers what is in flight, gives back what is borrowed, and stops.
     pub async fn drain(self) {
         tracing::info!("draining");
         self.inner.stopping.store(true, Ordering::Relaxed);

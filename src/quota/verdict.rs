@@ -330,8 +330,8 @@ impl LimitVerdict {
         }
     }
 
-    /// The answer of a limit whose region was not lent what it lacks in time, though it is there; `level` is what the region has itself. It may
-    /// be there `after` so long.
+    /// The answer of a limit whose region was not lent in time what it lacks, though the pool has it; `level` is what the region has itself.
+    /// It may have been lent `after` so long.
     #[must_use]
     pub fn unanswered(terms: Terms<'_>, descriptor: usize, level: Tokens, after: Micros) -> Self {
         Self {
