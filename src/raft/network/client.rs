@@ -205,7 +205,7 @@ impl Client {
             Some(parent) => request.header(trace::PARENT_HEADER, parent),
             None => request,
         };
-        let request = match self.peers.node(&peer.region) {
+        let request = match self.peers.meant(&peer.region) {
             Some(node) => request.header(header::TO_NODE, node),
             None => request,
         };

@@ -37,6 +37,8 @@ struct Book {
     peers: BTreeMap<RegionName, Arc<Peer>>,
     /// The newest list of members that this node has heard of. Until there is one, the peers are those of the configuration.
     members: Option<Listed>,
+    /// The newest node id that entries were to be sent to, of each region: Raft sends them before there is a list that says so.
+    targets: BTreeMap<RegionName, u64>,
     /// The node id that each region had when this process first heard of it: the configuration knows where that one is.
     first: BTreeMap<RegionName, u64>,
 }
@@ -169,6 +171,8 @@ impl Peers {
     pub fn add(&self, node: u64, region: &RegionName, url: &str) {
         let mut book = self.book_mut();
         let url = self.url_of(&book, node, region, url);
+        let target = book.targets.entry(region.clone()).or_insert(node);
+        *target = node.max(*target);
         if !book.peers.contains_key(region) {
             book.add(&self.me, region, &url);
         }
@@ -199,9 +203,10 @@ impl Peers {
         book.members = Some(Listed { index, own, nodes });
     }
 
-    /// The node id of a member, by the newest list.
-    pub fn node(&self, region: &str) -> Option<u64> {
-        self.book().node(region)
+    /// The node that a call to this region is meant for.
+    pub fn meant(&self, region: &str) -> Option<u64> {
+        let book = self.book();
+        book.node(region).max(book.targets.get(region).copied())
     }
 
     pub fn get(&self, region: &str) -> Option<Arc<Peer>> {
@@ -422,6 +427,13 @@ mod tests {
         assert_eq!(urls().len(), 2, "a peer that is behind");
         peers.follow(7, &members(&[(1, "a", ""), (2, "b", "")]), true);
         assert_eq!(urls(), ["http://b:1"], "its own log has lost what was not committed");
+        assert_eq!((peers.meant("b"), peers.meant("d")), (Some(2), None));
+        peers.add(6, &"d".into(), "http://d:1");
+        assert_eq!(
+            (peers.book().node("d"), peers.meant("d")),
+            (None, Some(6)),
+            "before there is a list that says so"
+        );
     }
 
     #[test]
