@@ -305,9 +305,10 @@ impl<S: Store> Limiter<S> {
             && let Some((waited, later)) = self.wait(held, &taken, deadline).await
         {
             taken = later.unwrap_or(taken);
-            let waits = |h: &&mut Held<'_>| h.enforced() && h.wait().is_positive();
-            for held in held.iter_mut().filter(|_| waited == Waited::TimedOut).filter(waits) {
-                held.unanswered = held.tally.as_ref().is_some_and(|tally| tally.asking() != Asking::No);
+            if waited == Waited::TimedOut {
+                for held in held.iter_mut().filter(|h| h.enforced() && h.wait().is_positive()) {
+                    held.unanswered = held.tally.as_ref().is_some_and(|tally| tally.asking() != Asking::No);
+                }
             }
         }
         self.judge(held, &taken)
@@ -499,9 +500,13 @@ impl Held<'_> {
         if strict && self.fits_ever() { self.policy.policy.wait } else { Micros::ZERO }
     }
 
-    /// Could this region ever hold as much, its reserve full and with all of the pool?
     fn fits_ever(&self) -> bool {
-        self.charge.cost <= self.shape().cap + self.policy.pool_full
+        self.charge.cost <= self.most()
+    }
+
+    /// The most that this region could ever hold: its reserve full, and all of the pool.
+    fn most(&self) -> Tokens {
+        self.shape().cap + self.policy.pool_full
     }
 
     fn unlimited(&self) -> LimitVerdict {

@@ -5,7 +5,7 @@
 //! should cost; more or less by over [`TOLERANCE_PERCENT`] fails.
 //!
 //!     cargo bench --bench counts                        compare all cases with the table
-//!     cargo bench --bench counts --profile dev          the same, of the build that the tests use: what CI does
+//!     cargo bench --bench counts --profile dev          the same, of the build that the tests use
 //!     cargo bench --bench counts -- --update            write the table anew, for this profile
 //!     cargo bench --bench counts -- --top grpc_memory   where one case's instructions go (with function names if it is built
 //!                                                       with `cargo rustc --profile bench --bench counts -- -C strip=none`)
@@ -132,13 +132,10 @@ fn count(case: Case) -> anyhow::Result<u64> {
     };
     let (few, many) = std::thread::scope(|both| {
         let few = both.spawn(|| run(WARM_UP));
-        {
-            let many = run(WARM_UP + DECISIONS);
-            (few.join(), many)
-        }
+        let many = run(WARM_UP + DECISIONS);
+        (few.join(), many)
     });
-    let few = few.map_err(|_| anyhow!("a run has panicked"))??;
-    let many = many?;
+    let (few, many) = (few.map_err(|_| anyhow!("a run has panicked"))??, many?);
     ensure!(many > few, "{}: {few} instructions for few decisions, {many} for many", case.name());
     Ok((many - few) / u64::from(DECISIONS))
 }
@@ -151,7 +148,7 @@ fn instructions(case: Case, decisions: u32, out: &Path) -> anyhow::Result<u64> {
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(std::env::current_exe()?)
         .args(["--run", case.name(), &decisions.to_string()]);
-    let output = command.output().context("valgrind does not start; ./tests/run installs it")?;
+    let output = command.output().context("valgrind does not start; install it (Debian: valgrind)")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}:\n{said}", case.name());
     let collected = said.lines().find_map(|line| line.split_once("Collected : "));

@@ -11,6 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const END_STREAM: u8 = 1;
@@ -36,7 +37,7 @@ impl Grpc {
         let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         frame(&mut hello, SETTINGS, 0, 0, &[]);
         // The answers' bytes, all together, need no more leave than this.
-        frame(&mut hello, 8, 0, 0, &0x7fff_0000_u32.to_be_bytes());
+        frame(&mut hello, WINDOW_UPDATE, 0, 0, &0x7fff_0000_u32.to_be_bytes());
         stream.write_all(&hello).expect("it takes the preface");
         Self { stream, next: 1, head: head(), out: Vec::new(), read: Vec::new() }
     }

@@ -5,7 +5,7 @@ use crate::raft::Raft;
 use crate::server::admin::Access;
 use crate::server::callers::{CallerTls, Callers, Tokens};
 use crate::tls::{TlsError, TlsFiles, Watched};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -23,8 +23,6 @@ pub struct Live {
     /// What callers must show.
     pub callers: Callers,
     peer_tls: Option<TlsFiles>,
-    admin_files: Option<TlsFiles>,
-    caller_tls: Option<TlsFiles>,
     admin_token: Option<PathBuf>,
     caller_tokens: Option<PathBuf>,
 }
@@ -50,30 +48,24 @@ impl Live {
             key: tls.key.clone(),
             ca: tls.client_ca.clone(),
         });
-        let tls = caller_tls.clone().map(CallerTls::load).transpose().map_err(unusable(Part::CallerTls))?;
-        let admin_files = config.admin_tls.as_ref().map(|tls| TlsFiles {
+        let admin_tls = config.admin_tls.as_ref().map(|tls| TlsFiles {
             cert: tls.cert.clone(),
             key: tls.key.clone(),
             ca: None,
         });
-        let admin_tls = admin_files.clone().map(CallerTls::load).transpose();
-        let admin_tls = admin_tls.map_err(unusable(Part::AdminTls))?.map(Arc::new);
+        let caller_tls = loaded(caller_tls, Part::CallerTls)?;
+        let admin_tls = loaded(admin_tls, Part::AdminTls)?;
         let tokens = config.caller_tokens_file.as_deref().map(config::callers::tokens).transpose();
         let tokens = tokens.map_err(|e| LiveError { what: "caller_tokens_file", why: e.to_string() })?;
         Ok(Self {
             access: Access::new(config.admin_token.clone()),
             admin_tls,
-            callers: Callers {
-                tls: tls.map(Arc::new),
-                tokens: tokens.map(|tokens| Arc::new(Tokens::new(&tokens))),
-            },
+            callers: Callers { tls: caller_tls, tokens: tokens.map(|tokens| Arc::new(Tokens::new(&tokens))) },
             peer_tls: config.peer_tls.as_ref().map(|tls| TlsFiles {
                 cert: tls.cert.clone(),
                 key: tls.key.clone(),
                 ca: Some(tls.ca.clone()),
             }),
-            admin_files,
-            caller_tls,
             admin_token: config.admin_token_file.clone(),
             caller_tokens: config.caller_tokens_file.clone(),
         })
@@ -115,12 +107,21 @@ impl Live {
     fn watched(&self, part: Part) -> Watched {
         match part {
             Part::PeerTls => Watched::new(self.peer_tls.iter().flat_map(TlsFiles::paths)),
-            Part::CallerTls => Watched::new(self.caller_tls.iter().flat_map(TlsFiles::paths)),
-            Part::AdminTls => Watched::new(self.admin_files.iter().flat_map(TlsFiles::paths)),
+            Part::CallerTls => Watched::new(paths(self.callers.tls.as_deref())),
+            Part::AdminTls => Watched::new(paths(self.admin_tls.as_deref())),
             Part::AdminToken => Watched::new(self.admin_token.as_deref()),
             Part::CallerTokens => Watched::new(self.caller_tokens.as_deref()),
         }
     }
+}
+
+fn loaded(files: Option<TlsFiles>, part: Part) -> Result<Option<Arc<CallerTls>>, LiveError> {
+    let tls = files.map(CallerTls::load).transpose();
+    Ok(tls.map_err(unusable(part))?.map(Arc::new))
+}
+
+fn paths(tls: Option<&CallerTls>) -> impl Iterator<Item = &Path> {
+    tls.into_iter().flat_map(CallerTls::paths)
 }
 
 fn reloaded(tls: Option<&CallerTls>) -> Result<(), TlsError> {

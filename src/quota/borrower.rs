@@ -274,7 +274,7 @@ impl Borrower {
             preview = s.pool.preview(s.policy, s.bucket, tau, &inquiry)?;
         }
         self.on_demand = preview.on_demand;
-        let hold = self.reason(s, &outlook, preview, cut.rate, cut.burst)?;
+        let hold = self.reason(s, &outlook, &preview, cut.rate, cut.burst)?;
         Some(Plan {
             hold_burst: hold.burst,
             hold_rate: hold.rate,
@@ -517,11 +517,10 @@ impl Borrower {
         &self,
         s: &Situation<'_>,
         o: &Outlook,
-        preview: Preview,
+        p: &Preview,
         whole_rate: Rate,
         whole_burst: Tokens,
     ) -> Option<Hold> {
-        let p = &preview;
         let crumb = whole_rate.percent(1);
         let mut hold = Hold { burst: o.keep_burst, rate: o.keep_rate };
         let mut ask = o.active && self.is_low(s, o, p) && self.of_use(s, o, p);
@@ -552,11 +551,10 @@ impl Borrower {
         // Tokens that come without a rate are gone with their lease: it is renewed for requests that wait for more, and else what nobody
         // has used in half of it goes back.
         let stock = o.rate == Rate::ZERO && o.over >= whole_burst.percent(1).max(Tokens(MICROS_PER_TOKEN));
-        ask |= o.renew_due && stock && o.starved;
         let unused = if o.active { stock } else { p.others_short || o.over > whole_burst.percent(10) };
-        if o.renew_due && unused && !o.starved {
+        if o.renew_due && unused {
             ask = true;
-            hold = Hold::default();
+            hold = if o.starved { hold } else { Hold::default() };
         }
         ask.then_some(hold)
     }

@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderValue, header};
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What callers must show.
@@ -40,6 +41,11 @@ impl CallerTls {
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let (http, grpc) = both(&files)?;
         Ok(Self { files, http: http.into(), grpc: grpc.into() })
+    }
+
+    /// Its files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.paths()
     }
 
     /// Reads the files again, for connections from now on.

@@ -3,10 +3,10 @@
 use crate::support::client::Api;
 use crate::support::cluster::{Cluster, Plan, REGIONS};
 use crate::support::daemon::quorate_within;
-use crate::support::load::{Ask, History, Steady};
+use crate::support::load::{self, Ask, History, Steady};
 use crate::support::meter::Bound;
 use crate::support::{eventually, hold};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const LEASE: Duration = Duration::from_secs(10);
 /// For a command that waits for a change to be through: acknowledgements, a lease, and a busy machine.
@@ -31,18 +31,8 @@ fn load(regions: &[Api], history: &History) -> [Steady; 2] {
 
 /// Waits until a region admits between `low` and `high` a second, seen over two seconds.
 async fn admits(history: &History, name: &str, region: usize, low: usize, high: usize, within: Duration) {
-    let what = format!("{name}: {low} to {high}/s in region {region}");
-    let called = Instant::now();
-    eventually(&what, within, || async {
-        let now = Instant::now();
-        let from = now.checked_sub(Duration::from_secs(2)).unwrap_or(now).max(called);
-        let admitted = history.admitted_in(name, region, from, now);
-        let whole = now - called >= Duration::from_secs(2);
-        hold(whole && (2 * low..=2 * high).contains(&admitted), || {
-            format!("{admitted} in two seconds; by second:\n{}", history.by_second(name))
-        })
-    })
-    .await;
+    let over = Duration::from_secs(2);
+    load::admits(history, name, region, (2 * low..=2 * high, over), within).await;
 }
 
 /// Runs `quorate region`, which must do what it is asked for, and returns what it printed.

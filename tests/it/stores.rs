@@ -1,15 +1,14 @@
 //! Three regions, each with another kind of Redis: Sentinels, a Cluster and one server; two of them fail over under load.
 
-use crate::support::client::Api;
 use crate::support::cluster::{Cluster, Plan, REGIONS};
-use crate::support::load::{Ask, History, Steady};
+use crate::support::load::{self, Ask, History, Steady};
 use crate::support::meter::Bound;
 use crate::support::process::Process;
-use crate::support::redis::Redis;
+use crate::support::redis::{Redis, cli};
 use crate::support::{eventually, free_address, hold};
 use std::net::SocketAddr;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 const POLICIES: &str = "
@@ -42,9 +41,9 @@ impl Watched {
         let watched = Self { primary, replica, sentinels };
         eventually("the Sentinels agree, and know the replica", AGAIN_WITHIN, || async {
             for (address, ..) in &watched.sentinels {
-                let quorum = asked(*address, &["SENTINEL", "CKQUORUM", "main"]).await?;
+                let quorum = cli(*address, &["SENTINEL", "CKQUORUM", "main"]).await?;
                 hold(quorum.contains("3 usable"), || quorum)?;
-                let replicas = asked(*address, &["SENTINEL", "REPLICAS", "main"]).await?;
+                let replicas = cli(*address, &["SENTINEL", "REPLICAS", "main"]).await?;
                 hold(replicas.contains("master-link-status\nok"), || replicas)?;
             }
             Ok(())
@@ -125,23 +124,16 @@ impl Shards {
     }
 }
 
-async fn asked(server: SocketAddr, args: &[&str]) -> Result<String, String> {
-    let mut command = tokio::process::Command::new("redis-cli");
-    let output = command.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "--raw"]).args(args);
-    let output = output.output().await.map_err(|e| e.to_string())?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 /// Waits until a region has admitted at least so many in the last five seconds.
 async fn admits(history: &History, region: usize, least: usize) {
-    let called = Instant::now();
-    eventually(&format!("{} admits {least}", REGIONS[region]), AGAIN_WITHIN, || async {
-        let now = Instant::now();
-        let from = now.checked_sub(Duration::from_secs(5)).unwrap_or(now).max(called);
-        let admitted = history.admitted_in("all", region, from, now);
-        hold(now - called >= Duration::from_secs(5) && admitted >= least, || {
-            format!("{admitted} in five seconds; by second:\n{}", history.by_second("all"))
-        })
+    load::admits(history, "all", region, (least.., Duration::from_secs(5)), AGAIN_WITHIN).await;
+}
+
+/// Waits until this replica is a primary.
+async fn promoted(replica: &Redis) {
+    eventually("the replica is promoted", AGAIN_WITHIN, || async {
+        let role = replica.cli(&["ROLE"]).await;
+        hold(role.starts_with("master"), || role)
     })
     .await;
 }
@@ -157,30 +149,22 @@ async fn a_strict_limit_holds_while_sentinels_and_a_cluster_fail_over() {
     };
     let cluster = Cluster::start(plan).await;
     let history = History::default();
-    let apis: Vec<Api> = cluster.apis();
     // Half as much again as there is.
-    let load = Steady::start(&Ask::new("all", "api", &[("tenant", "7")]), &apis, &[15; 3], &history);
+    let load =
+        Steady::start(&Ask::new("all", "api", &[("tenant", "7")]), &cluster.apis(), &[15; 3], &history);
     for region in [SENTINELS, CLUSTER, SINGLE] {
         admits(&history, region, 30).await;
     }
 
     watched.primary.kill();
     admits(&history, SINGLE, 30).await;
-    eventually("the replica is promoted", AGAIN_WITHIN, || async {
-        let role = watched.replica.cli(&["ROLE"]).await;
-        hold(role.starts_with("master"), || role)
-    })
-    .await;
+    promoted(&watched.replica).await;
     admits(&history, SENTINELS, 30).await;
 
     // The master that has the bucket, if it is the first, or its neighbour: a loss on one is a loss for all of them.
     shards.masters[0].kill();
     admits(&history, SINGLE, 30).await;
-    eventually("the replica is promoted", AGAIN_WITHIN, || async {
-        let role = shards.replica.cli(&["ROLE"]).await;
-        hold(role.starts_with("master"), || role)
-    })
-    .await;
+    promoted(&shards.replica).await;
     for region in [CLUSTER, SENTINELS, SINGLE] {
         admits(&history, region, 30).await;
     }

@@ -3,10 +3,10 @@
 use crate::support::client::Api;
 use crate::support::cluster::{Cluster, Plan, REGIONS};
 use crate::support::daemon::{quorate, quorate_within};
-use crate::support::load::{Ask, History, Steady};
+use crate::support::load::{self, Ask, History, Steady};
 use crate::support::meter::Bound;
 use crate::support::{eventually, hold};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const POLICIES: &str = "
 policies:
@@ -23,17 +23,8 @@ async fn cluster() -> Cluster {
 
 /// Waits until a region admits between `low` and `high` in five seconds.
 async fn admits(history: &History, region: usize, low: usize, high: usize) {
-    let called = Instant::now();
-    eventually(&format!("{low} to {high} in {}", REGIONS[region]), LEASES_END, || async {
-        let now = Instant::now();
-        let from = now.checked_sub(Duration::from_secs(5)).unwrap_or(now).max(called);
-        let admitted = history.admitted_in("all", region, from, now);
-        let whole = now - called >= Duration::from_secs(5);
-        hold(whole && (low..=high).contains(&admitted), || {
-            format!("{admitted} in five seconds; by second:\n{}", history.by_second("all"))
-        })
-    })
-    .await;
+    let over = Duration::from_secs(5);
+    load::admits(history, "all", region, (low..=high, over), LEASES_END).await;
 }
 
 async fn printed(args: &[&str]) -> String {

@@ -35,6 +35,10 @@ fn impatient() -> Options {
 }
 
 /// Sends some bytes and reads until the server hangs up.
+/// A whole request that is allowed.
+const CHECK: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 39\r\n\r\n\
+    {\"domain\":\"api\",\"attributes\":{\"a\":\"b\"}}";
+
 async fn send(to: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(to).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -116,12 +120,10 @@ async fn one_connection_too_many_waits() {
     let options = Options { connections_max: 2, workers: 2, connection, ..Options::default() };
     let front = Fixture::with(Limiter::new(policies()), options).await;
     let to = front.server.http();
-    let request = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 39\r\n\r\n\
-        {\"domain\":\"api\",\"attributes\":{\"a\":\"b\"}}";
     let mut streams = Vec::new();
     for _ in 0..3 {
         let mut stream = TcpStream::connect(to).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.write_all(CHECK).await.unwrap();
         streams.push(stream);
     }
     let mut third = streams.pop().unwrap();
@@ -159,10 +161,8 @@ async fn draining_finishes_what_is_in_flight() {
 #[tokio::test]
 async fn who_leaves_serves_on_and_ends_connections_with_an_answer() {
     let front = Fixture::new(Limiter::new(policies())).await;
-    let request = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 39\r\n\r\n\
-        {\"domain\":\"api\",\"attributes\":{\"a\":\"b\"}}";
     let mut stream = TcpStream::connect(front.server.http()).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.write_all(CHECK).await.unwrap();
     let mut head = vec![0; 4096];
     let read = timeout(PATIENCE, stream.read(&mut head)).await.unwrap().unwrap();
     let kept = String::from_utf8_lossy(&head[..read]).to_lowercase();
@@ -170,7 +170,7 @@ async fn who_leaves_serves_on_and_ends_connections_with_an_answer() {
     front.server.leave();
     // What is open gets one more answer, and so does what comes late.
     for mut stream in [stream, TcpStream::connect(front.server.http()).await.unwrap()] {
-        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.write_all(CHECK).await.unwrap();
         let mut last = String::new();
         timeout(PATIENCE, stream.read_to_string(&mut last)).await.expect("it is closed").unwrap();
         let last = last.to_lowercase();

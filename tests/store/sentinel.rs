@@ -2,7 +2,6 @@
 
 use crate::support::*;
 use fred::prelude::*;
-use fred::types::CustomCommand;
 use quorate::quota::amount::{Rate, Tokens};
 use quorate::store::redis::{RedisConfig, RedisStore};
 use quorate::store::{Session, Store};
@@ -36,9 +35,7 @@ impl Sentinel {
         let server = ServerConfig::new_centralized("127.0.0.1", self.port);
         let client = Client::new(Config { server, ..Config::default() }, None, None, None);
         client.init().await.ok()?;
-        let args: Vec<Value> = args.iter().map(|arg| Value::from(*arg)).collect();
-        let command = CustomCommand::new_static("SENTINEL", None::<u16>, false);
-        let answer = client.custom(command, args).await.ok();
+        let answer = try_command(&client, "SENTINEL", args).await.ok();
         let _ = client.quit().await;
         answer
     }

@@ -161,16 +161,20 @@ pub fn free_port() -> u16 {
 
 /// Runs a command by its name.
 pub async fn command<R: FromValue>(client: &Client, name: &'static str, args: &[&str]) -> R {
-    let args: Vec<Value> = args.iter().map(|a| Value::from(*a)).collect();
-    client.custom(CustomCommand::new_static(name, None::<u16>, false), args).await.unwrap()
+    try_command(client, name, args).await.unwrap()
 }
 
-/// The same on a server that may cut its clients off at any moment, as Sentinel makes one do that it moves; `None`: it did.
+/// The same, where the server may say no, or go away.
+pub async fn try_command<R: FromValue>(client: &Client, name: &'static str, args: &[&str]) -> FredResult<R> {
+    let args: Vec<Value> = args.iter().map(|a| Value::from(*a)).collect();
+    client.custom(CustomCommand::new_static(name, None::<u16>, false), args).await
+}
+
+/// The same, of a server that may cut its clients off at any moment, as Sentinel makes one do that it moves; `None`: it did.
 pub async fn asked<R: FromValue>(server: &Redis, name: &'static str, args: &[&str]) -> Option<R> {
     let client = server.client();
     client.init().await.ok()?;
-    let args: Vec<Value> = args.iter().map(|a| Value::from(*a)).collect();
-    client.custom(CustomCommand::new_static(name, None::<u16>, false), args).await.ok()
+    try_command(&client, name, args).await.ok()
 }
 
 /// A store whose buckets are full, and its session.

@@ -2,8 +2,11 @@
 
 use super::client::{Api, check_body};
 use super::meter::Admitted;
+use super::{eventually, hold};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::RangeBounds;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -204,6 +207,26 @@ async fn send_steadily(ask: Ask, region: usize, api: Api, rate: Arc<AtomicU64>, 
             });
         }
     }
+}
+
+/// Waits until as many requests of a load as `many` says were admitted in one region in the last `over`, all of it after this call.
+pub async fn admits(
+    history: &History,
+    name: &str,
+    region: usize,
+    (many, over): (impl RangeBounds<usize> + Debug, Duration),
+    within: Duration,
+) {
+    let called = Instant::now();
+    eventually(&format!("{name}: {many:?} in {over:?} in region {region}"), within, || async {
+        let now = Instant::now();
+        let from = now.checked_sub(over).unwrap_or(now).max(called);
+        let admitted = history.admitted_in(name, region, from, now);
+        hold(now - called >= over && many.contains(&admitted), || {
+            format!("{admitted} in {over:?}; by second:\n{}", history.by_second(name))
+        })
+    })
+    .await;
 }
 
 /// Milliseconds since 1970, by this machine's clock.

@@ -131,22 +131,26 @@ impl Redis {
 
     /// The same, where a server may have reasons not to answer.
     pub async fn try_cli(&self, args: &[&str]) -> Result<String, String> {
-        let port = self.address.port().to_string();
-        let output = tokio::process::Command::new("redis-cli")
-            .args(["-h", "127.0.0.1", "-p", &port, "--raw"])
-            .args(args)
-            .output()
-            .await
-            .map_err(|e| format!("redis-cli does not start: {e}"))?;
-        let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
-        if output.status.success() {
-            Ok(text)
-        } else {
-            Err(format!("{text} {}", String::from_utf8_lossy(&output.stderr)))
-        }
+        cli(self.address, args).await
     }
 
     fn running(&self) -> &Process {
         self.process.as_ref().expect("redis-server is running")
+    }
+}
+
+/// Sends one command to whatever speaks Redis' protocol there, as `redis-cli` does, and returns what it prints.
+pub async fn cli(server: SocketAddr, args: &[&str]) -> Result<String, String> {
+    let output = tokio::process::Command::new("redis-cli")
+        .args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "--raw"])
+        .args(args)
+        .output()
+        .await
+        .map_err(|e| format!("redis-cli does not start: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    if output.status.success() {
+        Ok(text)
+    } else {
+        Err(format!("{text} {}", String::from_utf8_lossy(&output.stderr)))
     }
 }
