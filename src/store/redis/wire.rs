@@ -287,8 +287,9 @@ impl Batch {
         };
         self.requests.put_u16_le(number);
         self.requests.push(u8::from(charge.enforce));
-        // A cost of 2^53 is still exact, and more than any bucket holds.
-        put(&mut self.requests, charge.cost.0.clamp(-EXACT_MAX, EXACT_MAX + 1));
+        // A cost of 2^53 is still exact, and more than any bucket holds. What gives back twice as much is exact, too (it is even), and fills
+        // a window's bucket however far below zero that is.
+        put(&mut self.requests, charge.cost.0.clamp(-2 * EXACT_MAX, EXACT_MAX + 1));
     }
 
     fn put_count(&mut self, charge: &CountCharge) {
