@@ -3,7 +3,7 @@
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::calendar::Turn;
-use crate::quota::counted::lent::{self, Slice};
+use crate::quota::counted::lent::Slice;
 use crate::quota::counted::{Act, Allowance, Kind};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{
@@ -153,9 +153,7 @@ impl ActivePolicy {
             pooled,
             pool_full,
             bound: cut.map(|c| (c.rate, c.burst + c.overshoot())),
-            // Whoever has a permit that is lent between regions is told less than the store keeps it for.
-            count: Kind::of(&policy.limit)
-                .map(|(kind, span)| (kind, if pooled { lent::kept(span) } else { span })),
+            count: Kind::of(&policy.limit),
             metrics: metrics.policy(&policy.name, policy.mode),
             policy,
         }

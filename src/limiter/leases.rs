@@ -89,11 +89,11 @@ impl<S: Store> Limiter<S> {
         let mut expires = claims.iter().map(Claim::whole).min().unwrap_or(TTL_DEFAULT);
         for (claim, seen) in self.act(&claims).await? {
             match seen {
-                Seen { fits: true, lasts, .. } => expires = expires.min(claim.told(lasts)),
+                Seen { fits: true, lasts, .. } => expires = expires.min(lent::told(lasts)),
                 _ if claim.shadow => {}
                 // It has what it has, until the region is lent more again (or others are done).
-                Seen { wait: Some(left), .. } if claim.is_lent() => expires = expires.min(claim.told(left)),
-                Seen { wait: Some(left), .. } => return Err(LeaseFault::TooMany { left }),
+                Seen { wait: Some(left), .. } if claim.is_lent() => expires = expires.min(lent::told(left)),
+                Seen { wait: Some(left), .. } => return Err(LeaseFault::TooMany { left: lent::told(left) }),
                 Seen { wait: None, .. } => return Err(LeaseFault::Unknown),
             }
         }
@@ -210,12 +210,7 @@ impl Claim {
 
     /// How long a whole lease lasts.
     fn whole(&self) -> Micros {
-        self.told(self.charge.allowance.span)
-    }
-
-    /// What the holder is told of what the store keeps for so long.
-    fn told(&self, lasts: Micros) -> Micros {
-        if self.is_lent() { lent::told(lasts) } else { lasts }
+        lent::told(self.charge.allowance.span)
     }
 }
 
@@ -246,7 +241,7 @@ impl Held<'_> {
     fn expires(&self) -> Option<Micros> {
         let (_, span) = self.count.filter(|(kind, _)| *kind == Kind::Permits)?;
         let lasts = self.lasts.filter(|lasts| lasts.is_positive()).unwrap_or(span);
-        Some(if self.is_lent() { lent::told(lasts) } else { lasts })
+        Some(lent::told(lasts))
     }
 }
 

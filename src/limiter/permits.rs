@@ -59,7 +59,9 @@ impl<S: Store> Limiter<S> {
         let (cost, left) = (held.charge.cost, Tokens::whole(seen.left));
         let mut denial = Reason::OverLimit;
         if tally.is_some_and(|t| t.is_cut_off()) {
-            denial = Reason::NoLease;
+            if cost <= whole {
+                denial = Reason::NoLease;
+            }
         } else {
             let takes = Micros(self.core.lease_takes.load(Ordering::Relaxed));
             if !seen.fits && cost <= left + pool {

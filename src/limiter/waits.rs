@@ -40,10 +40,8 @@ impl<S: Store> Limiter<S> {
         let until = Instant::now() + wait.to_duration();
         let until = deadline.map_or(until, |d| until.min(d));
         let _place = Place::take(&self.core.waiting)?;
-        let guards: Option<Vec<_>> = lacking
-            .iter()
-            .map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.most()))
-            .collect();
+        let guards: Option<Vec<_>> =
+            lacking.iter().map(|h| h.tally.as_ref()?.wait(h.charge.cost, h.most())).collect();
         let _guards = guards?;
         let (began, span) = (Instant::now(), trace::child(|| trace_span!("wait for lease", outcome = Empty)));
         let (outcome, later) = self.until_granted(held, &lacking, until).instrument(span.clone()).await;

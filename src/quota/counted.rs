@@ -36,7 +36,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// How a limit is counted, and over what span; `None`: it is a token bucket (or one for each window), or there is none.
+    /// How a limit is counted, and over what span (permits: how long a store keeps one, which is longer than the `ttl` that its holder is
+    /// told, see [`lent::kept`]); `None`: it is a token bucket (or one for each window), or there is none.
     #[must_use]
     pub fn of(limit: &Limit) -> Option<(Self, Micros)> {
         match limit {
@@ -46,7 +47,7 @@ impl Kind {
             Limit::Quota(Quota { algorithm: Algorithm::SlidingLog, per, .. }) => {
                 Some((Self::Log, Micros::seconds(per.seconds())))
             }
-            Limit::Concurrent(concurrent) => Some((Self::Permits, concurrent.ttl)),
+            Limit::Concurrent(concurrent) => Some((Self::Permits, lent::kept(concurrent.ttl))),
             Limit::Quota(Quota { algorithm: Algorithm::FixedWindow, .. })
             | Limit::TokenBucket(_)
             | Limit::Unlimited => None,

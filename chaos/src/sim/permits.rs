@@ -38,8 +38,7 @@ pub fn any(chance: &Chance, names: &[RegionName]) -> Policy {
         domain: DOMAIN.into(),
         matches: vec![KeyMatch { key: NAME.into(), value: ValueMatch::Any }],
         limit: Limit::Concurrent(Concurrent { permits, ttl }),
-        // (In split mode a store keeps no permit for longer than its holder is told: a clock that is slow is the holder's to reckon with.)
-        mode: Mode::Strict,
+        mode: mode(chance),
         reserve: reserve(chance),
         weights: weights(chance, names),
         wait: Micros::millis(chance.pick(&[0, 250, 250, 1_000])),
@@ -48,11 +47,16 @@ pub fn any(chance: &Chance, names: &[RegionName]) -> Policy {
     }
 }
 
-/// Changes whose they are; now and then how many there are, or for how long.
+fn mode(chance: &Chance) -> Mode {
+    chance.pick(&[Mode::Strict, Mode::Strict, Mode::Strict, Mode::Split])
+}
+
+/// Changes whose they are; now and then how many there are, for how long, or whether they are lent.
 fn change(chance: &Chance, policy: &mut Policy, names: &[RegionName]) {
     let Limit::Concurrent(permits) = &mut policy.limit else { return };
-    match chance.int(0, 9) {
+    match chance.int(0, 10) {
         0..4 => policy.reserve = reserve(chance),
+        10 => policy.mode = mode(chance),
         4..8 => policy.weights = weights(chance, names),
         8 => permits.ttl = ttl(chance),
         _ => permits.permits = number(chance.pick(&[0, 1, 2, 3, 5, 8, 12])),
@@ -277,7 +281,7 @@ impl World {
             let left = (until - sent).or_zero().to_duration();
             match tokio::time::timeout(left, there.renew(&lease)).await {
                 Ok(Some(told)) => until = sent + believes(told),
-                Ok(None) => pass(Micros::millis(50)).await,
+                Ok(None) => pass(Micros::millis(50).min(until - self.time.now())).await,
                 Err(_) => break,
             }
         }

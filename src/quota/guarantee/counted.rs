@@ -24,6 +24,7 @@ impl Counted {
     #[must_use]
     pub fn of(policy: &Policy, regions: &[RegionName]) -> Option<Self> {
         let (kind, span) = Kind::of(&policy.limit)?;
+        let span = policy.permits().map_or(span, |permits| permits.ttl);
         let cut = policy.cut(regions)?;
         let parts = cut.parts.iter().map(|part| part.burst.floor());
         let parts: Vec<_> = regions.iter().cloned().zip(parts).collect();

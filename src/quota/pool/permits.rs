@@ -11,7 +11,6 @@ use super::policies::Terms;
 use super::{MAX_AGE, Pool};
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::counted::Kind;
-use crate::quota::counted::lent::kept;
 use crate::quota::policy::{BucketId, Limit};
 
 /// A region that got less than it wants is taken to be waiting for so long.
@@ -74,8 +73,8 @@ impl Pool {
 
 /// For how long a store keeps permits of such a policy.
 pub(super) fn life(limit: &Limit) -> Option<Micros> {
-    let (kind, ttl) = Kind::of(limit)?;
-    (kind == Kind::Permits).then(|| kept(ttl))
+    let (kind, span) = Kind::of(limit)?;
+    (kind == Kind::Permits).then_some(span)
 }
 
 /// What an ask brings: what is free, up to what the region waits for or its fair share, whichever is more.
