@@ -80,6 +80,12 @@ bugs! {
     EndedWindowAccepted = "ended-window-accepted",
     /// A change of reserves or weights gives some more of a window's quota although others may have spent it.
     QuotaMovedMidWindow = "quota-moved-mid-window",
+    /// A permit against a region's slice lasts for its whole `ttl`, whenever the region's lease ends.
+    PermitOutlivesLease = "permit-outlives-lease",
+    /// Permits of the reserve are given out at once after the store has lost its data.
+    ReserveAfterLoss = "reserve-after-loss",
+    /// A region gives permits back to the pool that holders have.
+    PermitsGivenUpInUse = "permits-given-up-in-use",
     /// Buckets that the store does not hold are full after a change of policies.
     FullAfterPolicyChange = "full-after-policy-change",
 }

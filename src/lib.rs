@@ -19,7 +19,7 @@
 //! | window, turn | what a quota is for: a unit of the calendar or a length of time; one such span, from its beginning to its end |
 //! | time of day | the latest that the wall clocks of a majority of the regions have reached, forward only: what windows turn by |
 //! | count | what a bucket of a limit that counts keeps: two counters, a log, or the permits in use |
-//! | permit | one of so many at a time; lent to its holder under a lease of its own, by the region's store alone |
+//! | permit | one of so many at a time; lent to its holder under a lease of its own, by the region's store, which may itself have it on loan: see [`quota::counted::lent`] |
 //! | epoch | a region's life between two losses of state; what was lent under an older one is not used any more |
 //! | session | the store's name for the same: which daemon holds the buckets, and since when there is data |
 //! | Raft clock, tau | time as the log knows it: never ahead of true time |

@@ -8,6 +8,7 @@ mod fallback;
 pub mod leases;
 pub mod meter;
 pub mod newcomers;
+mod permits;
 pub mod table;
 pub mod time_of_day;
 mod waits;
@@ -222,6 +223,8 @@ struct Held<'a> {
     tally: Option<Arc<Tally>>,
     /// It has waited as long as it may for the pool to answer.
     unanswered: bool,
+    /// How long the permits last that were taken.
+    lasts: Option<Micros>,
 }
 
 impl<S: Store> Decide for Limiter<S> {
@@ -311,6 +314,9 @@ impl<S: Store> Limiter<S> {
                 }
             }
         }
+        for (held, seen) in held.iter_mut().filter(|h| h.count.is_some()).zip(&taken.counts) {
+            held.lasts = Some(seen.lasts);
+        }
         self.judge(held, &taken)
     }
 
@@ -345,6 +351,12 @@ impl<S: Store> Limiter<S> {
 
     /// Tells the slow loop about demand and low buckets.
     fn count(&self, held: &mut [Held<'_>], taken: &Taken) {
+        for (held, seen) in held.iter_mut().filter(|h| h.count.is_some()).zip(&taken.counts) {
+            if held.is_lent() {
+                held.tally =
+                    self.count_permits(held.policy, held.bucket(), held.charge.cost, seen, taken.now);
+            }
+        }
         for (held, seen) in held.iter_mut().filter(|h| h.limit.is_some()).zip(&taken.charges) {
             if seen.level < Tokens::ZERO {
                 self.core.metrics.breached(Check::Level);
@@ -380,7 +392,10 @@ impl<S: Store> Limiter<S> {
         held.iter()
             .enumerate()
             .map(|(index, h)| match &h.limit {
-                None if h.count.is_some() => h.counted(&counted.next().copied().unwrap_or_default()),
+                None if h.count.is_some() => {
+                    let seen = counted.next().copied().unwrap_or_default();
+                    if h.is_lent() { self.judge_permits(h, seen) } else { h.counted(&seen) }
+                }
                 None => h.unlimited(),
                 Some(bound) => {
                     let seen = seen.next().copied().unwrap_or_default();
@@ -469,6 +484,11 @@ impl Held<'_> {
     fn bucket(&self) -> BucketId {
         let bucket = self.charge.bucket;
         self.count.map_or(bucket, |(kind, span)| kind.bucket(bucket, span))
+    }
+
+    /// Is it permits that are lent between regions?
+    fn is_lent(&self) -> bool {
+        self.policy.pooled && self.count.is_some() && !self.own
     }
 
     fn is_limited(&self) -> bool {
@@ -595,6 +615,7 @@ fn hold<'a>(active: &'a Active, matched: &Matched, time: &TimeOfDay) -> Option<V
             own,
             tally: None,
             unanswered: false,
+            lasts: None,
         });
     }
     Some(all)

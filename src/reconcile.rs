@@ -19,7 +19,7 @@ use crate::quota::bucket;
 use crate::quota::policy::{BucketId, Part, RegionName};
 use crate::quota::pool::{Applied, Ask, AskInWindow, Join, Op, RegionId, SLOW};
 use crate::raft::{ChangeFeed, Changes, Log, ProposeError};
-use crate::store::{Install, Prepare, RegionStore, Session, StoreError};
+use crate::store::{Install, Prepare, Prepared, RegionStore, Session, StoreError};
 use crate::telemetry::metrics::Check;
 use crate::telemetry::trace::{self, CAUSES_MAX};
 use crate::trace_span;
@@ -491,7 +491,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let late = planted(Bug::StopAfterSending);
         let active = self.core.active.load_full();
         let mut prepares = Vec::with_capacity(plans.len());
-        let mut asking: Vec<(BucketId, Plan, Part)> = Vec::with_capacity(plans.len());
+        let mut asking: Vec<(BucketId, Plan, Part, bool)> = Vec::with_capacity(plans.len());
         for (bucket, plan) in plans {
             let Some(loan) = self.book.get(&bucket) else { continue };
             let Some(terms) = loan.terms(&active, &self.core.time) else { continue };
@@ -502,8 +502,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 seq: loan.borrower.next_seq(),
                 hold_burst: if late { Tokens::MAX } else { plan.hold_burst },
                 hold_rate: if late { Rate::MAX } else { plan.hold_rate.discount(DRIFT_PPM) },
+                permits: terms.permits(),
             });
-            asking.push((bucket, plan, terms.part));
+            asking.push((bucket, plan, terms.part, terms.permits().is_some()));
         }
         let prepared = self.store.prepare(prepares).await;
         let now = clock::now();
@@ -524,11 +525,12 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let mut ops = Vec::with_capacity(asking.len());
         let mut buckets = Vec::with_capacity(asking.len());
         let span = self.ask_span(&asking);
-        for ((bucket, plan, part), prepared) in asking.into_iter().zip(prepared) {
+        for ((bucket, plan, part, permits), prepared) in asking.into_iter().zip(prepared) {
             let Some(loan) = self.book.get_mut(&bucket) else { continue };
-            let mut store =
-                InStore { leased: prepared.leased, level: prepared.level, returned: prepared.returned };
-            if late {
+            let held = permits.then_some(if late { plan.hold_burst } else { prepared.burst });
+            let Prepared { leased, level, returned, .. } = prepared;
+            let mut store = InStore { leased, level, returned, held };
+            if late && !permits {
                 store.returned = (prepared.level - part.cap() - plan.hold_burst).or_zero();
             }
             let ask: Ask = loan.borrower.ask(
@@ -563,7 +565,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
 
     /// The span of a proposal: part of the traces of the requests that wait for what is asked for. So are the installs of what
     /// these buckets get.
-    fn ask_span(&mut self, asking: &[(BucketId, Plan, Part)]) -> Span {
+    fn ask_span(&mut self, asking: &[(BucketId, Plan, Part, bool)]) -> Span {
         if !trace::is_on() {
             return Span::none();
         }
@@ -655,5 +657,5 @@ fn outcome(result: &Result<Applied, ProposeError>) -> &'static str {
 fn install_of(bucket: BucketId, grant: &Grant, terms: &Terms<'_>) -> Install {
     let &Grant { seq, push, granted, burst, rate, deadline, .. } = grant;
     let grant = bucket::Grant { seq, push, granted, burst, rate: rate.discount(DRIFT_PPM), deadline };
-    Install { bucket, shape: terms.shape, unseen: terms.unseen, grant }
+    Install { bucket, shape: terms.shape, unseen: terms.unseen, grant, permits: terms.permits() }
 }

@@ -159,6 +159,9 @@ pub struct Prepare {
     pub hold_burst: Tokens,
     /// ... and at most this rate (as it was installed, discounted).
     pub hold_rate: Rate,
+    /// It is permits, of which the region may use this: what holders have of the lease is kept, whatever is to be. Shape and rate
+    /// mean nothing then.
+    pub permits: Option<Allowance>,
 }
 
 /// The answer to a [`Prepare`].
@@ -170,7 +173,8 @@ pub struct Prepared {
     pub level: Tokens,
     /// Tokens that no longer fitted: they are gone from the bucket, and may be given back to the pool.
     pub returned: Tokens,
-    /// The lease's burst and rate after the shrinking.
+    /// The lease's burst and rate after the shrinking. Of permits: what must be said to be held (see
+    /// [`lent::Kept`](counted::lent::Kept)).
     pub burst: Tokens,
     /// See [`Self::burst`].
     pub rate: Rate,
@@ -188,6 +192,8 @@ pub struct Install {
     pub unseen: Option<Unseen>,
     /// The record; its rate is discounted for drift. Past its deadline nothing is installed.
     pub grant: Grant,
+    /// It is permits, of which the region may use this.
+    pub permits: Option<Allowance>,
 }
 
 /// One region's store. Cheap to clone; each thread that serves callers has its own (see `redis`).

@@ -16,6 +16,7 @@ mod machine;
 mod members;
 mod net;
 mod openraft;
+mod permits;
 mod policies;
 mod quotas;
 mod raft;
@@ -35,6 +36,7 @@ use logs::Logs;
 use machine::{Clock, Clocks, Machine, TrueTime, pass};
 use net::Net;
 use openraft::Openrafts;
+use permits::PermitWatch;
 use policies::Target;
 use quorate::bugs::{self, Bug};
 use quorate::quota::amount::{Micros, Tokens};
@@ -77,6 +79,8 @@ pub struct Options {
     pub record: bool,
     /// With a quota in short windows besides the other policies.
     pub quotas: bool,
+    /// With permits that are lent between regions besides the other policies.
+    pub permits: bool,
 }
 
 impl Options {
@@ -85,7 +89,9 @@ impl Options {
     pub fn to_catch(bug: Bug) -> Self {
         let of_quotas =
             matches!(bug, Bug::FirstClockCounts | Bug::EndedWindowAccepted | Bug::QuotaMovedMidWindow);
-        Self { bug: Some(bug), quotas: of_quotas, ..Self::default() }
+        let of_permits =
+            matches!(bug, Bug::PermitOutlivesLease | Bug::ReserveAfterLoss | Bug::PermitsGivenUpInUse);
+        Self { bug: Some(bug), quotas: of_quotas, permits: of_permits, ..Self::default() }
     }
 
     /// The command that runs one seed once more.
@@ -95,7 +101,8 @@ impl Options {
         let bug = self.bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
         let log = if self.log == Kind::Openraft { " --log openraft" } else { "" };
         let quotas = if self.quotas { " --quotas" } else { "" };
-        format!("quorate-chaos sim --seed {seed}{log}{regions}{quotas}{bug}")
+        let permits = if self.permits { " --permits" } else { "" };
+        format!("quorate-chaos sim --seed {seed}{log}{regions}{quotas}{permits}{bug}")
     }
 }
 
@@ -153,12 +160,14 @@ struct World {
     regions: Vec<Arc<Region>>,
     watch: Arc<Watch>,
     quotas: Arc<QuotaWatch>,
+    permits: Arc<PermitWatch>,
     targets: Vec<Target>,
     phase: AtomicU8,
     /// A region joins or leaves.
     changing: AtomicBool,
     delay: Micros,
     record: bool,
+    with_permits: bool,
     history: Mutex<oracle::History>,
 }
 
@@ -201,10 +210,16 @@ impl World {
             policies.push(quotas::any(&chance, &names));
         }
         let targets = Target::of(&chance, &policies);
+        if options.permits {
+            // Whose callers are its holders.
+            policies.push(permits::any(&chance, &names));
+        }
         let pool = found(&names[..n], policies);
         let others = || targets.iter().filter(|target| target.policy != quotas::NAME);
         let watch = Arc::new(Watch::new(pool.clone(), others().map(|t| (t.bucket, t.policy.clone()))));
         let quota_watch = Arc::new(QuotaWatch::default());
+        let permit_watch = Arc::new(PermitWatch::default());
+        permit_watch.committed(Micros::ZERO, &pool);
         if options.quotas {
             quota_watch.begin(&pool, others().map(|target| target.bucket));
         }
@@ -246,13 +261,17 @@ impl World {
             unaware: weather.unaware(),
         };
         let (seen, of_quotas) = (Arc::clone(&watch), Arc::clone(&quota_watch));
+        let of_permits = Arc::clone(&permit_watch);
         let all_machines: Vec<(RegionName, Arc<Machine>)> =
             regions.iter().map(|r| (r.name.clone(), Arc::clone(&r.machine))).collect();
         let on_commit = move |term, entry: &Entry, stamped| {
             seen.committed(time.now(), term, entry, stamped);
             let clocks = all_machines.iter().map(|(name, m)| (name.clone(), m.clocks().wall.at(time.now())));
             of_quotas.clocks(time.now(), clocks);
-            seen.with_pool(|pool| of_quotas.committed(time.now(), pool));
+            seen.with_pool(|pool| {
+                of_quotas.committed(time.now(), pool);
+                of_permits.committed(time.now(), pool);
+            });
         };
         let machines = regions.iter().map(|r| Arc::clone(&r.machine)).collect();
         let (lines, among) = (Arc::clone(&net), (time, chance.clone()));
@@ -300,11 +319,13 @@ impl World {
             regions,
             watch,
             quotas: quota_watch,
+            permits: permit_watch,
             targets,
             phase: AtomicU8::new(Phase::Faults as u8),
             changing: AtomicBool::new(false),
             delay,
             record: options.record,
+            with_permits: options.permits,
             history,
         };
         world.title(seed, options, &names);
@@ -333,6 +354,13 @@ impl World {
         let look = tokio::spawn(Arc::clone(&self).look_on());
         for region in 0..self.regions.len() {
             tokio::spawn(Arc::clone(&self).call(region));
+            if self.with_permits {
+                self.hold_permits(region);
+            }
+        }
+        if self.with_permits {
+            tokio::spawn(Arc::clone(&self).isolate());
+            tokio::spawn(Arc::clone(&self).share_anew());
         }
         tokio::spawn(Arc::clone(&self).attack());
         tokio::spawn(Arc::clone(&self).make_weather());
@@ -411,7 +439,9 @@ impl World {
     async fn until(&self, at: Micros) -> Option<Broken> {
         while self.time.now() < at {
             pass(Micros::millis(100).min(at - self.time.now())).await;
-            if let Some(broken) = self.watch.broken().or_else(|| self.quotas.broken()) {
+            if let Some(broken) =
+                self.watch.broken().or_else(|| self.quotas.broken()).or_else(|| self.permits.broken())
+            {
                 return Some(broken);
             }
             if let Some(what) = self.logs.fault() {
@@ -511,7 +541,8 @@ impl World {
     }
 
     fn outcome(&self, broken: Option<Broken>) -> anyhow::Result<Outcome> {
-        let counts = Counts { windows: self.quotas.windows(), ..self.watch.counts() };
+        let counts =
+            Counts { windows: self.quotas.windows(), permits: self.permits.taken(), ..self.watch.counts() };
         let mut history = std::mem::take(&mut *self.history());
         history.end = self.time.now();
         let fingerprint = [
@@ -568,13 +599,14 @@ impl Broken {
     /// What is seen, in a few words.
     #[must_use]
     pub fn seen(&self) -> &'static str {
-        const SEEN: [(&str, &str); 11] = [
+        const SEEN: [(&str, &str); 12] = [
             ("S1", "more is spent in a window than may be (S1)"),
             ("S2", "more could be spent at one instant than may be (S2)"),
             ("S3", "a lease is larger or longer than the pool says (S3)"),
             ("S4", "the pool's books do not balance (S4)"),
             ("Q1", "more of a quota is spent in a window than may be (Q1; with `--quotas`)"),
             ("Q2", "the time of day is ahead of a majority of the clocks (Q2; with `--quotas`)"),
+            ("P1", "more permits are held at once than there are (P1; with `--permits`)"),
             ("L1", "a healed cluster does not settle (L1)"),
             ("L2", "a healed cluster does not use its limits (L2)"),
             ("strict-bound", "clients are let through beyond the limit (strict-bound)"),

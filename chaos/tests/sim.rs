@@ -54,13 +54,24 @@ fn no_window_of_a_quota_has_more_than_the_quota() {
     assert!(summary.counts.windows > 3 * QUOTA_SEEDS, "{:?}", summary.counts);
 }
 
-/// The table in the README: `| bug | seed | what is seen |`, and whether that is with quotas.
-fn table() -> Vec<(Bug, u64, bool)> {
+#[test]
+fn never_more_permits_are_held_than_there_are() {
+    const PERMIT_SEEDS: u64 = 60;
+    let options = Options { permits: true, ..Options::default() };
+    let summary = campaign(1..=PERMIT_SEEDS, options, cores(), false, |_, _| ()).expect("they run");
+    let broken =
+        summary.broken.iter().map(|(seed, broken)| format!("{}: {}", options.replay(*seed), broken.what));
+    assert!(summary.broken.is_empty(), "{}", broken.collect::<Vec<_>>().join("\n"));
+    assert!(summary.counts.permits > 20 * PERMIT_SEEDS, "{:?}", summary.counts);
+}
+
+/// The table in the README: `| bug | seed | what is seen |`, and whether that is with quotas, or permits.
+fn table() -> Vec<(Bug, u64, bool, bool)> {
     let readme = include_str!("../README.md");
     let rows = readme.lines().filter_map(|line| {
         let mut cells = line.strip_prefix("| `")?.split('|').map(|cell| cell.trim().trim_matches('`'));
         let (bug, seed) = (cells.next()?.parse::<Bug>().ok()?, cells.next()?.parse::<u64>().ok()?);
-        Some((bug, seed, line.contains("`--quotas`")))
+        Some((bug, seed, line.contains("`--quotas`"), line.contains("`--permits`")))
     });
     rows.collect()
 }
@@ -73,8 +84,9 @@ fn every_bug_is_caught_by_the_seed_that_the_readme_names() {
     assert!(missing.is_empty(), "chaos/README.md must say which seed catches {missing:?}");
     let missed: Vec<_> = table
         .iter()
-        .filter(|(bug, seed, quotas)| {
-            let options = Options { bug: Some(*bug), quotas: *quotas, ..Options::default() };
+        .filter(|(bug, seed, quotas, permits)| {
+            let (quotas, permits) = (*quotas, *permits);
+            let options = Options { bug: Some(*bug), quotas, permits, ..Options::default() };
             let outcome = run(*seed, options).expect("it runs");
             let sound = run(*seed, Options { bug: None, ..options }).expect("it runs");
             assert!(sound.violation.is_none(), "seed {seed} without {bug}: {:?}", sound.violation);

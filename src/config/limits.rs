@@ -4,6 +4,7 @@ use super::decode::{self, Fields, Wrong};
 use super::fault::{Faults, Mark, one_of, shown};
 use super::yaml::Node;
 use crate::quota::amount::{Micros, TOKENS_MAX};
+use crate::quota::counted::lent::LENT_TTL_MAX;
 use crate::quota::policy::{
     Algorithm, Concurrent, LENGTH_MAX_S, LOG_QUOTA_MAX, Limit, Mode, PERMITS_MAX, Quota, TTL_DEFAULT,
     TTL_MAX, TTL_MIN, TokenBucket, Unit, Window,
@@ -58,8 +59,24 @@ fn refused(limit: &Limit, mode: Mode) -> Option<(String, String)> {
             format!("`algorithm: {}` counts", algorithm.name()),
             "`mode: split`, or `algorithm: fixed_window`",
         ),
+        Limit::Concurrent(Concurrent { ttl, .. }) if mode == Mode::Strict => {
+            if *ttl <= LENT_TTL_MAX {
+                return None;
+            }
+            let most = LENT_TTL_MAX.ceil_seconds();
+            let what = format!(
+                "permits that last {} s would keep what a region that is cut off was lent for twice as long, and `mode: strict` lends none for more than {most} s",
+                ttl.ceil_seconds()
+            );
+            let mend =
+                format!("the nearest that can be kept: `ttl: {most}s`, and renewing it; or `mode: split`");
+            return Some((what, mend));
+        }
         Limit::Concurrent(_) => {
-            ("permits are counted".to_owned(), "`mode: split`, a part of the permits for each region")
+            let what =
+                "a permit is in use or it is not: there is nothing for `mode: approximate` to overshoot";
+            let mend = "the nearest that can be kept: `mode: strict`, all of them lent to whichever region needs them, or `mode: split`, a part for each region";
+            return Some((what.to_owned(), mend.to_owned()));
         }
     };
     let what = format!("{what} in one region alone, and `mode: {}` promises more", mode.name());
@@ -233,6 +250,8 @@ mod tests {
             let limit = quota(1, Window::Calendar(unit), Algorithm::FixedWindow);
             assert_eq!(parse(&text, Mode::Strict), Ok(limit), "{text}");
         }
+        let strict = Limit::Concurrent(Concurrent { permits: 3, ttl: LENT_TTL_MAX });
+        assert_eq!(parse("{ concurrent: 3, ttl: 5m }", Mode::Strict), Ok(strict));
         let unnamed = Limit::Concurrent(Concurrent { permits: 0, ttl: TTL_DEFAULT });
         assert_eq!(parse("{ concurrent: 0 }", Mode::Split), Ok(unnamed));
     }
@@ -308,7 +327,12 @@ mod tests {
             (
                 "{ concurrent: 3 }",
                 Mode::Approximate { max_overshoot: Share::ALL },
-                "f:1:1: permits are counted in one region alone, and `mode: approximate` promises more; the nearest that can be kept: `mode: split`, a part of the permits for each region",
+                "f:1:1: a permit is in use or it is not: there is nothing for `mode: approximate` to overshoot; the nearest that can be kept: `mode: strict`, all of them lent to whichever region needs them, or `mode: split`, a part for each region",
+            ),
+            (
+                "{ concurrent: 3, ttl: 301s }",
+                Mode::Strict,
+                "f:1:1: permits that last 301 s would keep what a region that is cut off was lent for twice as long, and `mode: strict` lends none for more than 300 s; the nearest that can be kept: `ttl: 300s`, and renewing it; or `mode: split`",
             ),
             (
                 "{ concurrent: 3, ttl: 25h }",

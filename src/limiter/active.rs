@@ -3,6 +3,7 @@
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::bucket::{Shape, Unseen};
 use crate::quota::calendar::Turn;
+use crate::quota::counted::lent::Slice;
 use crate::quota::counted::{Act, Allowance, Kind};
 use crate::quota::matching::Matcher;
 use crate::quota::policy::{
@@ -53,6 +54,8 @@ pub struct ActivePolicy {
     pub unseen: Option<Unseen>,
     /// The windows of its quota; `None`: it has none.
     pub window: Option<Window>,
+    /// For how long holders may have permits that the store has lost.
+    pub life: Micros,
     /// In windows that began before this time of day, this is what the region may use instead of [`Self::part`].
     pub held: Option<(Micros, Part)>,
     /// Is there a pool?
@@ -138,14 +141,16 @@ impl ActivePolicy {
         let pool_full = cut.filter(|c| c.pooled).map_or(Tokens::ZERO, |c| {
             (c.burst + c.overshoot() - c.parts.iter().map(Part::cap).sum()).or_zero()
         });
+        let pooled = cut.is_some_and(|c| c.pooled);
         Self {
             id,
             part,
             shape: if window.is_some() { Shape::windowed(part.cap()) } else { part.shape() },
             unseen,
             window,
+            life: Micros::ZERO,
             held: None,
-            pooled: cut.is_some_and(|c| c.pooled),
+            pooled,
             pool_full,
             bound: cut.map(|c| (c.rate, c.burst + c.overshoot())),
             count: Kind::of(&policy.limit),
@@ -167,7 +172,8 @@ impl ActivePolicy {
     pub fn allowance(&self, span: Micros) -> Allowance {
         let limit = self.part.burst.floor();
         let (held, until) = self.unseen.map_or((limit, Micros::ZERO), |u| (u.level.floor(), u.at + span));
-        Allowance { limit, span, until, held }
+        let lent = self.pooled.then(Slice::default);
+        Allowance { limit, span, until, held, life: self.life, lent }
     }
 
     /// What takes so much of one of its buckets, whatever else is charged.

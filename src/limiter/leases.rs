@@ -6,12 +6,13 @@
 
 use super::{Held, Limiter, hold};
 use crate::quota::amount::{Micros, Tokens};
+use crate::quota::counted::lent;
 use crate::quota::counted::permits::LeaseId;
 use crate::quota::counted::{Act, Kind, Seen};
 use crate::quota::matching::{CHARGES_MAX, Request, RequestFault};
 use crate::quota::policy::{BucketId, OnStoreFailure, Policy, RegionName, TTL_DEFAULT};
 use crate::quota::verdict::{Reason, Verdict};
-use crate::store::{CountCharge, Store, Take};
+use crate::store::{CountCharge, Store, Take, Taken};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -78,19 +79,21 @@ impl<S: Store> Limiter<S> {
         let granted = |limit: usize| verdict.limits.get(limit).is_some_and(|l| l.reason != Reason::Shadow);
         let grants = held.iter().enumerate().filter(|(index, _)| granted(*index));
         let grants = grants.filter_map(|(index, held)| held.grant(index)).collect();
-        let expires = held.iter().filter_map(Held::ttl).min().unwrap_or(TTL_DEFAULT);
+        let expires = held.iter().filter_map(Held::expires).min().unwrap_or(TTL_DEFAULT);
         let token = Token { id, region: Arc::clone(&self.core.region), grants }.write();
         Ok((verdict, Some(Lease { token, expires })))
     }
 
     pub(super) async fn renew_lease(&self, token: &str) -> Result<Micros, LeaseFault> {
         let claims = self.claims(&self.read(token)?, Act::Renew)?;
-        let expires = claims.iter().map(|claim| claim.charge.allowance.span).min().unwrap_or(TTL_DEFAULT);
+        let mut expires = claims.iter().map(Claim::whole).min().unwrap_or(TTL_DEFAULT);
         for (claim, seen) in self.act(&claims).await? {
             match seen {
-                Seen { fits: true, .. } => {}
+                Seen { fits: true, lasts, .. } => expires = expires.min(lent::told(lasts)),
                 _ if claim.shadow => {}
-                Seen { wait: Some(left), .. } => return Err(LeaseFault::TooMany { left }),
+                // It has what it has, until the region is lent more again (or others are done).
+                Seen { wait: Some(left), .. } if claim.is_lent() => expires = expires.min(lent::told(left)),
+                Seen { wait: Some(left), .. } => return Err(LeaseFault::TooMany { left: lent::told(left) }),
                 Seen { wait: None, .. } => return Err(LeaseFault::Unknown),
             }
         }
@@ -133,7 +136,7 @@ impl<S: Store> Limiter<S> {
                 enforce: !policy.policy.shadow,
             };
             let Policy { shadow, on_store_failure, .. } = *policy.policy;
-            Some(Claim { charge, shadow, on_store_failure })
+            Some(Claim { charge, policy: policy.id, shadow, on_store_failure })
         };
         Ok(token.grants.iter().filter_map(claim).collect())
     }
@@ -155,6 +158,7 @@ impl<S: Store> Limiter<S> {
         let error = match taken {
             Ok(taken) => {
                 self.core.fallback.store_is_back();
+                self.note(claims, &taken);
                 return Ok(all.into_iter().zip(taken.counts).collect());
             }
             Err(error) => error,
@@ -175,11 +179,39 @@ impl<S: Store> Limiter<S> {
     }
 }
 
+impl<S: Store> Limiter<S> {
+    /// Tells the slow loop what is left of permits that are lent between regions, and where more are needed to go on.
+    fn note(&self, claims: &[Claim], taken: &Taken) {
+        let active = self.core.active.load_full();
+        for (claim, seen) in claims.iter().zip(&taken.counts).filter(|(claim, _)| claim.is_lent()) {
+            let (bucket, cost) = (claim.charge.bucket, claim.charge.cost);
+            let Some(policy) = active.policy(claim.policy) else { continue };
+            if !seen.fits && seen.wait.is_some() {
+                self.count_permits(policy, bucket, cost, seen, taken.now);
+            } else {
+                self.saw_permits(policy, bucket, seen, taken.now);
+            }
+        }
+    }
+}
+
 /// One thing that is wanted of a lease's permits.
 struct Claim {
     charge: CountCharge,
+    policy: u32,
     shadow: bool,
     on_store_failure: OnStoreFailure,
+}
+
+impl Claim {
+    fn is_lent(&self) -> bool {
+        self.charge.allowance.lent.is_some()
+    }
+
+    /// How long a whole lease lasts.
+    fn whole(&self) -> Micros {
+        lent::told(self.charge.allowance.span)
+    }
 }
 
 /// A lease has a name of its own for each of its grants: two may be of the same bucket.
@@ -205,8 +237,11 @@ impl Held<'_> {
         })
     }
 
-    fn ttl(&self) -> Option<Micros> {
-        self.count.filter(|(kind, _)| *kind == Kind::Permits).map(|(_, ttl)| ttl)
+    /// How long its holder is told that its permits last.
+    fn expires(&self) -> Option<Micros> {
+        let (_, span) = self.count.filter(|(kind, _)| *kind == Kind::Permits)?;
+        let lasts = self.lasts.filter(|lasts| lasts.is_positive()).unwrap_or(span);
+        Some(lent::told(lasts))
     }
 }
 

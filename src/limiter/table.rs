@@ -48,6 +48,7 @@ pub struct Tally {
     elsewhere: AtomicI64,
     asking: AtomicU8,
     cut_off: AtomicBool,
+    permits: AtomicBool,
     installs: AtomicU64,
     /// A traced request that lacks something: see [`crate::telemetry::trace`].
     cause: Mutex<Option<Box<Cause>>>,
@@ -93,6 +94,7 @@ impl Tally {
             elsewhere: AtomicI64::new(elsewhere.0),
             asking: AtomicU8::new(0),
             cut_off: AtomicBool::new(false),
+            permits: AtomicBool::new(false),
             installs: AtomicU64::new(0),
             cause: Mutex::default(),
             news: Notify::new(),
@@ -175,6 +177,16 @@ impl Tally {
     /// See [`Self::is_cut_off`].
     pub fn set_cut_off(&self, cut_off: bool) {
         self.cut_off.store(cut_off, Ordering::Relaxed);
+    }
+
+    /// Is it one of permits? (A policy that becomes one, or another, has other buckets then.)
+    pub fn is_of_permits(&self) -> bool {
+        self.permits.load(Ordering::Acquire)
+    }
+
+    /// See [`Self::is_of_permits`]. Before it is poked for the first time.
+    pub fn set_of_permits(&self) {
+        self.permits.store(true, Ordering::Release);
     }
 
     /// A level below which the slow loop wants to hear of it.

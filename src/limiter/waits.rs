@@ -1,8 +1,8 @@
-//! Requests that wait for leases which are on their way.
+//! Requests that wait for a lease.
 
 use super::table::Asking;
 use super::{Held, Limiter, WAITING_MAX};
-use crate::quota::amount::Micros;
+use crate::quota::amount::{Micros, Tokens};
 use crate::store::{Store, Taken};
 use crate::telemetry::metrics::Waited;
 use crate::telemetry::trace;
@@ -21,7 +21,7 @@ impl<S: Store> Limiter<S> {
         taken: &Taken,
         deadline: Option<Instant>,
     ) -> Option<(Waited, Option<Taken>)> {
-        let lacking: Vec<&Held<'_>> = held
+        let mut lacking: Vec<&Held<'_>> = held
             .iter()
             .filter(|h| h.limit.is_some())
             .zip(&taken.charges)
@@ -29,7 +29,8 @@ impl<S: Store> Limiter<S> {
             .map(|(h, _)| h)
             .collect();
         let counted = held.iter().filter(|h| h.count.is_some()).zip(&taken.counts);
-        if counted.filter(|(h, _)| h.enforced()).any(|(_, seen)| !seen.fits) {
+        lacking.extend(counted.filter(|(h, seen)| !seen.fits && h.enforced()).map(|(h, _)| h));
+        if lacking.iter().any(|h| h.count.is_some() && !h.is_lent()) {
             return None;
         }
         let wait = lacking.iter().map(|h| h.wait()).min()?;
@@ -94,6 +95,11 @@ impl<S: Store> Limiter<S> {
         for (held, seen) in held.iter().filter(|h| h.limit.is_some()).zip(&taken.charges) {
             if let Some(tally) = &held.tally {
                 tally.retried(held.charge.cost, seen.fits, seen.level, taken.now);
+            }
+        }
+        for (held, seen) in held.iter().filter(|h| h.count.is_some()).zip(&taken.counts) {
+            if let Some(tally) = &held.tally {
+                tally.retried(held.charge.cost, seen.fits, Tokens::whole(seen.left), taken.now);
             }
         }
         Some(taken)

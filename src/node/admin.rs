@@ -395,6 +395,7 @@ impl Inner {
         let seen = BucketsSeen { pool: &pool, me: None, tau };
         let present = pool.members().filter(|member| member.standing != Standing::Out && !member.witness);
         let turn = self.turn_of(&pool, id, bucket);
+        let booked = pool.booked_as(id, bucket);
         let regions = present.map(|Member { id: region, name, .. }| {
             let less =
                 pool.held_back(id, region).filter(|(before, _)| turn.is_some_and(|t| t.start < *before));
@@ -404,7 +405,7 @@ impl Inner {
                 region: name.to_string(),
                 reserve_cap: part.cap().0,
                 reserve_rate: part.rate.0,
-                lease: seen.lease(bucket, region),
+                lease: seen.lease(booked, region),
                 level: holds.map(|holds| holds.level),
                 cap: holds.map(|holds| holds.cap),
                 rate: holds.map(|holds| holds.rate),
@@ -412,7 +413,7 @@ impl Inner {
                     || status.peers.iter().any(|peer| peer.region == name && peer.reachable),
             }
         });
-        let books = pool.books(id, bucket, seen.tau);
+        let books = pool.books(id, booked, seen.tau);
         BucketView {
             policy: policy.to_owned(),
             bucket: bucket.to_string(),

@@ -133,7 +133,8 @@ impl Ranked {
         passed: Micros,
         steady: bool,
     ) -> bool {
-        let bound = active.policy(policy).and_then(|policy| policy.bound());
+        let bound =
+            active.policy(policy).filter(|policy| policy.count.is_none()).and_then(|policy| policy.bound());
         let Some((rate, burst)) = bound.filter(|_| steady) else {
             self.left = None;
             return true;

@@ -13,6 +13,7 @@
 //!
 //! Rates are undiscounted in here. The store is given `rate.discount(DRIFT_PPM)`, for a plan's and for a grant's rate alike.
 
+mod permits;
 mod windows;
 
 use super::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
@@ -159,6 +160,8 @@ pub struct InStore {
     pub level: Tokens,
     /// Tokens that are gone from it, and may be given back.
     pub returned: Tokens,
+    /// Of permits: what must be said to be held, because holders have it.
+    pub held: Option<Tokens>,
 }
 
 /// Where and when an ask is made.
@@ -256,6 +259,9 @@ impl Borrower {
         if s.pool.window(s.policy).is_some() {
             return self.consider_window(s);
         }
+        if s.pool.lends_permits(s.policy) {
+            return self.consider_permits(s, cut.burst);
+        }
         self.demand.tune(cut.rate, cut.burst);
         let fill = cut.rate.time_for(cut.burst).unwrap_or(HORIZON_MAX);
         self.self_check = SELF_CHECK.max(fill.mul_div(1, 50)).min(HORIZON_MAX);
@@ -297,10 +303,15 @@ impl Borrower {
         // until it has run out by the store's clock, which alone decides that.
         self.slice = self.slice.filter(|slice| slice.deadline > sending.store_now);
         if let Some(slice) = self.slice.as_mut().filter(|_| store.leased) {
-            slice.burst = slice.burst.min(plan.hold_burst.or_zero());
+            slice.burst = slice.burst.min(store.held.unwrap_or(plan.hold_burst.or_zero()));
             slice.rate = slice.rate.min(plan.hold_rate.or_zero());
         }
-        let (held_burst, held_rate) = self.slice.map_or_else(Default::default, |s| (s.burst, s.rate));
+        let (mut held_burst, held_rate) = self.slice.map_or_else(Default::default, |s| (s.burst, s.rate));
+        let mut want = plan.want;
+        if let Some(held) = store.held {
+            held_burst = held_burst.max(held);
+            want = (held - store.level + plan.want).or_zero();
+        }
         if self.out.is_some_and(|out| !out.void) {
             self.backoff = (self.backoff + self.backoff).clamp(BACKOFF_MIN, BACKOFF_MAX);
         }
@@ -322,7 +333,7 @@ impl Borrower {
             returned: if store.leased { store.returned.or_zero() } else { Tokens::ZERO },
             level: store.level - sending.part.cap(),
             demand: plan.demand,
-            want: plan.want,
+            want,
             short: plan.short,
             quantum: plan.quantum,
             seen: sending.seen,

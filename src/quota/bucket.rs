@@ -343,6 +343,12 @@ impl Bucket {
         rate_sum(self.shape.rate, self.lease.map_or(Rate::ZERO, |lease| lease.rate))
     }
 
+    /// The burst of a live lease, and store time of its end.
+    #[must_use]
+    pub fn lent(&self) -> (Tokens, Micros) {
+        self.lease.map_or_else(Default::default, |lease| (lease.burst, lease.deadline))
+    }
+
     /// Keeps at most this much of the lease, and gives up the tokens that no longer fit. Idempotent.
     pub fn shrink(&mut self, hold_burst: Tokens, hold_rate: Rate) -> Shrunk {
         let Some(lease) = &mut self.lease else { return Shrunk::default() };
@@ -358,11 +364,16 @@ impl Bucket {
     /// An ask with this number is about to be made: records with smaller ones, which may still be on their way, have no effect
     /// from now on.
     pub fn fence(&mut self, seq: u64, session: u64, when: Moment) {
+        self.fence_for(LEASE_MAX, seq, session, when);
+    }
+
+    /// The same where no lease is longer than `longest`.
+    pub fn fence_for(&mut self, longest: Micros, seq: u64, session: u64, when: Moment) {
         if planted(Bug::NoFence) {
             return;
         }
         let before = seq.saturating_sub(1);
-        let guard = when.now + LEASE_MAX;
+        let guard = when.now + longest;
         let none = Lease {
             session,
             seq: 0,

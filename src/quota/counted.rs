@@ -7,13 +7,16 @@
 //! The Lua in `store/redis/counted.lua` does the same, number for number; a test holds them against each other.
 
 pub mod counters;
+pub mod lent;
 pub mod log;
 pub mod permits;
 
 use super::amount::{Micros, TOKENS_MAX, Tokens};
 use super::bucket::{Generation, KEEP_MARGIN, Moment};
 use super::policy::{Algorithm, BucketId, Limit, Quota};
+use crate::bugs::{Bug, planted};
 use counters::Counters;
+use lent::Slice;
 use log::Log;
 use permits::{LeaseId, Permits};
 use serde::{Deserialize, Serialize};
@@ -33,7 +36,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// How a limit is counted, and over what span; `None`: it is a token bucket (or one for each window), or there is none.
+    /// How a limit is counted, and over what span (permits: how long a store keeps one, which is longer than the `ttl` that its holder is
+    /// told, see [`lent::kept`]); `None`: it is a token bucket (or one for each window), or there is none.
     #[must_use]
     pub fn of(limit: &Limit) -> Option<(Self, Micros)> {
         match limit {
@@ -43,7 +47,7 @@ impl Kind {
             Limit::Quota(Quota { algorithm: Algorithm::SlidingLog, per, .. }) => {
                 Some((Self::Log, Micros::seconds(per.seconds())))
             }
-            Limit::Concurrent(concurrent) => Some((Self::Permits, concurrent.ttl)),
+            Limit::Concurrent(concurrent) => Some((Self::Permits, lent::kept(concurrent.ttl))),
             Limit::Quota(Quota { algorithm: Algorithm::FixedWindow, .. })
             | Limit::TokenBucket(_)
             | Limit::Unlimited => None,
@@ -87,28 +91,52 @@ pub struct Allowance {
     pub until: Micros,
     /// ... no more than this: what may be used by others, or was used by this region and forgotten, still counts.
     pub held: i64,
+    /// What a store has forgotten may count for so long, if that is longer than the span.
+    pub life: Micros,
+    /// Permits of which more may be lent to the region, and what of them is: which its store alone knows. `None`: there are none.
+    pub lent: Option<Slice>,
 }
 
 impl Allowance {
     /// The same for a store of this generation: one that has lost its data takes all of it for used, until that is a span ago.
     #[must_use]
     pub fn under(self, generation: Generation, now: Micros) -> Self {
-        let known = generation.start + self.span;
-        if generation.full || now >= known {
+        let known = generation.start + self.span.max(self.life);
+        if generation.full || now >= known || self.lent.is_some() && planted(Bug::ReserveAfterLoss) {
             return self;
         }
         Self { held: 0, until: self.until.max(known), ..self }
     }
 
-    /// What counts at this time.
+    /// The same, with what the store knows to be lent.
+    #[must_use]
+    pub fn with(self, slice: Slice) -> Self {
+        Self { lent: self.lent.map(|_| slice), ..self }
+    }
+
+    /// What counts at this time, without what is lent.
     #[must_use]
     pub fn at(&self, now: Micros) -> i64 {
         if now < self.until { self.limit.min(self.held) } else { self.limit }
     }
 
+    /// What new permits may be given out against, of what is lent.
+    fn lent_for_new(&self, when: Moment) -> i64 {
+        self.lent.map_or(0, |slice| slice.for_new(self.span, when.late))
+    }
+
+    /// What permits may be in use against, of what is lent.
+    fn lent_now(&self, when: Moment) -> i64 {
+        self.lent.map_or(0, |slice| slice.live(when.late))
+    }
+
     /// How long until `wanted` fits, where `until_at_most` says how long it takes until no more than so much counts; `None`: never.
-    fn wait(&self, wanted: i64, now: Micros, until_at_most: impl Fn(i64) -> Micros) -> Option<Micros> {
-        let under = |limit: i64| (wanted <= limit).then(|| until_at_most(limit.saturating_sub(wanted)));
+    fn wait(&self, wanted: i64, when: Moment, until_at_most: impl Fn(i64) -> Micros) -> Option<Micros> {
+        let (now, lent) = (when.now, self.lent_for_new(when));
+        let under = |limit: i64| {
+            let limit = limit.saturating_add(lent);
+            (wanted <= limit).then(|| until_at_most(limit.saturating_sub(wanted)))
+        };
         if now >= self.until {
             return under(self.limit);
         }
@@ -170,6 +198,8 @@ pub struct Seen {
     pub wait: Option<Micros>,
     /// How long until all of what is counted has been forgotten.
     pub reset: Micros,
+    /// Permits that were taken or renewed: how long they last.
+    pub lasts: Micros,
 }
 
 /// What a store keeps for one bucket of a counted limit. Every operation wants it settled first.
@@ -208,6 +238,16 @@ impl Counted {
     pub fn settle(&mut self, span: Micros, now: Micros) {
         if let Self::Counters(counters) = self {
             counters.settle(span, now);
+        }
+    }
+
+    /// What counts now.
+    #[must_use]
+    pub fn in_use(&self, now: Micros) -> i64 {
+        match self {
+            Self::Permits(permits) => permits.used(now),
+            // (Not settled: nobody asks.)
+            Self::Counters(_) | Self::Log(_) => 0,
         }
     }
 
@@ -293,9 +333,9 @@ impl Draft {
 /// Checks a request's charges in their order, each against what those before it leave. The counts are settled; each comes with
 /// what the region may use of it. To make the charges (if all else fits, too), see [`Checked::commit`].
 #[must_use]
-pub fn check(counts: &[(Counted, Allowance)], charges: &[Charge], now: Micros) -> Checked {
+pub fn check(counts: &[(Counted, Allowance)], charges: &[Charge], when: Moment) -> Checked {
     let draft = |(count, allowance): &(Counted, Allowance)| {
-        let (carried, stored) = count.used(allowance.span, now);
+        let (carried, stored) = count.used(allowance.span, when.now);
         Draft { carried, stored, ..Draft::default() }
     };
     let mut drafts: Vec<Draft> = counts.iter().map(draft).collect();
@@ -303,7 +343,7 @@ pub fn check(counts: &[(Counted, Allowance)], charges: &[Charge], now: Micros) -
     let fits = charges.iter().map(|charge| {
         let found = counts.get(charge.bucket).zip(drafts.get_mut(charge.bucket));
         let (fits, wait) = found.map_or((false, None), |((count, allowance), draft)| {
-            check_one(count, allowance, draft, charge, now)
+            check_one(count, allowance, draft, charge, when)
         });
         allowed &= fits || !charge.enforce;
         (fits, wait)
@@ -317,23 +357,24 @@ fn check_one(
     allowance: &Allowance,
     draft: &mut Draft,
     charge: &Charge,
-    now: Micros,
+    when: Moment,
 ) -> (bool, Option<Micros>) {
-    let limit = allowance.at(now);
-    let cost = charge.cost;
+    let (now, cost) = (when.now, charge.cost);
     if let (Counted::Permits(permits), Act::Renew(lease) | Act::Release(lease)) = (count, charge.act) {
         let Some(left) = permits.left(&lease, cost, now) else { return (false, None) };
         if matches!(charge.act, Act::Renew(_)) {
             // More are in use than may be: the limit was lowered, and those that are not renewed bring it down.
+            let limit = allowance.at(now).saturating_add(allowance.lent_now(when));
             return if draft.used() <= limit { (true, None) } else { (false, Some(left)) };
         }
         draft.stored = draft.stored.saturating_sub(cost).max(0);
         return (true, None);
     }
+    let limit = allowance.at(now).saturating_add(allowance.lent_for_new(when));
     if cost > 0 && draft.used().saturating_add(cost) > limit {
         let wanted = draft.added.saturating_add(cost);
         let until_at_most = |room| count.until_at_most(room, draft.stored, allowance.span, now);
-        return (false, allowance.wait(wanted, now, until_at_most));
+        return (false, allowance.wait(wanted, when, until_at_most));
     }
     let takes = !matches!((count, charge.act), (Counted::Permits(_), Act::Count));
     if takes && cost != 0 {
@@ -354,6 +395,7 @@ impl Checked {
         when: Moment,
     ) -> (Vec<Seen>, Vec<bool>) {
         let mut changed = vec![false; counts.len()];
+        let mut lasts = vec![Micros::ZERO; charges.len()];
         if allowed {
             let all = counts.iter_mut().zip(&self.drafts).zip(&mut changed);
             for (((count, allowance), draft), changed) in all {
@@ -368,22 +410,24 @@ impl Checked {
                     Counted::Counters(_) | Counted::Log(_) | Counted::Permits(_) => {}
                 }
             }
-            for (charge, _) in charges.iter().zip(&self.fits).filter(|(_, (fits, _))| *fits) {
+            for ((charge, (fits, _)), lasts) in charges.iter().zip(&self.fits).zip(&mut lasts) {
                 let Some((Counted::Permits(permits), allowance)) = counts.get_mut(charge.bucket) else {
                     continue;
                 };
-                let change = permits.act(charge.act, charge.cost, allowance.span, when);
-                if let Some(changed) = changed.get_mut(charge.bucket) {
-                    *changed |= change;
+                let end = if *fits { permits.act(charge.act, charge.cost, allowance, when) } else { None };
+                if let (Some(end), Some(changed)) = (end, changed.get_mut(charge.bucket)) {
+                    *changed = true;
+                    *lasts = (end - when.late).or_zero();
                 }
             }
         }
-        let seen = charges.iter().zip(&self.fits).map(|(charge, (fits, wait))| {
+        let seen = charges.iter().zip(&self.fits).zip(lasts).map(|((charge, (fits, wait)), lasts)| {
             let Some((count, allowance)) = counts.get(charge.bucket) else { return Seen::default() };
             let (carried, stored) = count.used(allowance.span, when.now);
-            let left = allowance.at(when.now).saturating_sub(carried).saturating_sub(stored).max(0);
+            let limit = allowance.at(when.now).saturating_add(allowance.lent_now(when));
+            let left = limit.saturating_sub(carried).saturating_sub(stored).max(0);
             let reset = (count.over(allowance.span) - when.now).or_zero();
-            Seen { fits: *fits, left, wait: *wait, reset }
+            Seen { fits: *fits, left, wait: *wait, reset, lasts }
         });
         (seen.collect(), changed)
     }

@@ -12,6 +12,7 @@ pub use limit::{
 
 use super::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use super::bucket::Shape;
+use super::counted::lent;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -239,6 +240,21 @@ impl Policy {
         }
     }
 
+    /// The permits of its limit; `None`: it is on something else.
+    #[must_use]
+    pub fn permits(&self) -> Option<Concurrent> {
+        match self.limit {
+            Limit::Concurrent(permits) => Some(permits),
+            Limit::Quota(_) | Limit::TokenBucket(_) | Limit::Unlimited => None,
+        }
+    }
+
+    /// Are its permits lent between regions?
+    #[must_use]
+    pub fn lends_permits(&self) -> bool {
+        self.permits().is_some() && self.mode != Mode::Split
+    }
+
     /// Is the other one the same but for the size of its quota?
     #[must_use]
     pub fn differs_in_quota_alone(&self, other: &Self) -> bool {
@@ -285,6 +301,10 @@ impl Policy {
         let fill = match &self.limit {
             // What is lent of a quota does not come back before the window's end.
             Limit::Quota(quota) => quota.per.shortest(),
+            // Long enough for what holders are told: see there.
+            Limit::Concurrent(permits) if self.mode != Mode::Split => {
+                return Some(Cut { rate, burst, parts, lease: lent::lease(permits.ttl), pooled: true });
+            }
             _ => rate.time_for(burst).unwrap_or(LEASE_MAX),
         };
         let lease = fill.clamp(LEASE_MIN, LEASE_MAX);

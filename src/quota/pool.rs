@@ -13,6 +13,7 @@ pub mod entry;
 mod former;
 mod ledger;
 mod members;
+mod permits;
 mod policies;
 mod resets;
 mod restore;
@@ -33,6 +34,7 @@ pub use entry::{
 pub use former::{AsPoolV4, PoolV1, PoolV2, PoolV3, PoolV4};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
 pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};
+pub use permits::PermitsView;
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};
 pub use resets::{RESET_TEXT_MAX, RESETS_MAX, Reset};
 pub use restore::Spent;
@@ -272,11 +274,12 @@ impl Pool {
     fn apply_op(&mut self, op: &Op, applied: &mut Applied) {
         match op {
             Op::Found { regions, policies } => {
-                applied.policies = self.found(regions, &[], policies).or(applied.policies)
+                applied.policies = self.found(regions, &[], policies).or(applied.policies);
+                self.raise_to(op);
             }
             Op::FoundWith(FoundWith { members, witnesses, policies }) => {
                 applied.policies = self.found(members, witnesses, policies).or(applied.policies);
-                self.level = self.level.max(op.level());
+                self.raise_to(op);
             }
             Op::Level(level) => self.level = self.level.max(*level),
             Op::AddWitness(add) => applied.policies = Some(self.add_witness(add)),
@@ -293,6 +296,13 @@ impl Pool {
                 applied.policies = Some(outcome.map_or_else(PolicyOutcome::NotReset, PolicyOutcome::Reset));
             }
             Op::TakeReset(take) => self.take_reset(take, applied),
+        }
+    }
+
+    fn raise_to(&mut self, op: &Op) {
+        let level = op.level();
+        if level > 1 {
+            self.level = self.level.max(level);
         }
     }
 
@@ -617,7 +627,7 @@ fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask, standing: Standing)
     regions.extend(decide::distribute(terms, ledger, ask.region));
     let granted = ledger.records.iter().map(|r| r.granted).sum::<Tokens>() - granted_before;
     let (rate, burst) = ledger.free(terms);
-    let balance = if ledger.level.tokens + granted > before + given_up.back {
+    let balance = if !terms.permits && ledger.level.tokens + granted > before + given_up.back {
         Err(Breach::Tokens)
     } else if rate < free_before.0.min(Rate::ZERO) || burst < free_before.1.min(Tokens::ZERO) {
         Err(Breach::Overlent)

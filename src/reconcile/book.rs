@@ -6,6 +6,7 @@ use crate::limiter::time_of_day::TimeOfDay;
 use crate::quota::amount::{DRIFT_PPM, Level, Micros, Rate, Tokens};
 use crate::quota::borrower::{Borrower, Grant, Plan};
 use crate::quota::bucket::{Shape, Unseen};
+use crate::quota::counted::Allowance;
 use crate::quota::policy::{BucketId, Part};
 use crate::telemetry::trace::Cause;
 use std::collections::{BTreeSet, HashMap};
@@ -45,6 +46,13 @@ pub struct Terms<'a> {
     pub part: Part,
 }
 
+impl Terms<'_> {
+    /// Of permits: what the region may use of them.
+    pub fn permits(&self) -> Option<Allowance> {
+        self.policy.count.map(|(_, span)| self.policy.allowance(span))
+    }
+}
+
 impl Loan {
     /// Is a record still to be put into the store?
     pub fn is_installing(&self) -> bool {
@@ -55,6 +63,9 @@ impl Loan {
     /// over.
     pub fn terms<'a>(&self, active: &'a Active, time: &TimeOfDay) -> Option<Terms<'a>> {
         let policy = active.policy(self.tally.policy)?;
+        if policy.count.is_some() != self.tally.is_of_permits() {
+            return None;
+        }
         match (policy.window, self.tally.turn) {
             (None, None) => {
                 let (shape, unseen, part) = (policy.shape, policy.unseen, policy.part);

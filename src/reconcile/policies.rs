@@ -78,6 +78,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 let policy = view.policy.clone();
                 let mut next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
                 next.held = held(view.id);
+                next.life = pool.permit_life(view.id);
                 next
             })
             .collect();

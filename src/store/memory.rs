@@ -10,7 +10,8 @@ use super::{
 use crate::clock;
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::{self, Bucket, Generation, Moment, Shape, Unseen};
-use crate::quota::counted::{self, Allowance, Counted};
+use crate::quota::counted::lent::{self, Slice};
+use crate::quota::counted::{self, Allowance, Counted, Kind};
 use crate::quota::policy::BucketId;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,8 +126,8 @@ impl MemoryStore {
         if asked_counts.iter().any(crowded) {
             return Err(StoreError::Unavailable);
         }
-        let mut counts = self.counts(&mut shards, &asked_counts, when.now);
-        let checked = counted::check(&counts, &claims, when.now);
+        let mut counts = self.counts(&mut shards, &asked_counts, when);
+        let checked = counted::check(&counts, &claims, when);
         let mut settled: Vec<Bucket> = asked
             .iter()
             .map(|(id, shape, unseen)| {
@@ -164,14 +165,18 @@ impl MemoryStore {
         &self,
         shards: &mut [(usize, MutexGuard<'_, Shard>)],
         asked: &[AskedCount],
-        now: Micros,
+        when: Moment,
     ) -> Vec<(Counted, Allowance)> {
         let generation = self.generation();
         let one = |(id, kind, allowance): &AskedCount| {
-            let stored = locked(shards, id).and_then(|shard| shard.take_count(id));
+            let shard = locked(shards, id);
+            let slice = shard.as_ref().and_then(|shard| shard.buckets.get(id).copied());
+            let stored = shard.and_then(|shard| shard.take_count(id));
             let mut count = stored.unwrap_or_else(|| Counted::new(*kind));
-            count.settle(allowance.span, now);
-            (count, allowance.under(generation, now))
+            count.settle(allowance.span, when.now);
+            let slice = slice.map(|slice| self.settle(Some(slice), Shape::default(), None, when));
+            let slice = slice.as_ref().map_or_else(Slice::default, Slice::of);
+            (count, allowance.under(generation, when.now).with(slice))
         };
         asked.iter().map(one).collect()
     }
@@ -179,6 +184,15 @@ impl MemoryStore {
     fn prepare_one(&self, ask: &Prepare, when: Moment) -> Result<Prepared, StoreError> {
         let mut shard = self.shard(&ask.bucket);
         let stored = shard.buckets.get(&ask.bucket).copied();
+        if let Some(allowance) = &ask.permits {
+            let mut bucket = self.settle(stored, Shape::default(), None, when);
+            let (count, allowance) = shard.look_at(&ask.bucket, allowance, self.generation(), when);
+            let kept = lent::shrink(&mut bucket, &count, &allowance, ask.hold_burst, when.now);
+            bucket.fence_for(lent::LENT_LEASE_MAX, ask.seq, self.inner.session.nonce, when);
+            shard.put(ask.bucket, bucket, true, when.now)?;
+            let (leased, level, burst) = (kept.leased, kept.left, kept.held);
+            return Ok(Prepared { leased, level, burst, ..Prepared::default() });
+        }
         let mut bucket = self.settle(stored, ask.shape, ask.unseen, when);
         let shrunk = bucket.shrink(ask.hold_burst, ask.hold_rate);
         bucket.fence(ask.seq, self.inner.session.nonce, when);
@@ -195,11 +209,14 @@ impl MemoryStore {
     fn install_one(&self, record: &Install, when: Moment) -> Result<Tokens, StoreError> {
         let mut shard = self.shard(&record.bucket);
         let stored = shard.buckets.get(&record.bucket).copied();
-        let mut bucket = self.settle(stored, record.shape, record.unseen, when);
+        let shape = if record.permits.is_some() { Shape::default() } else { record.shape };
+        let mut bucket = self.settle(stored, shape, record.unseen, when);
         let before = bucket;
         bucket.install(&record.grant, self.inner.session.nonce, when);
         shard.put(record.bucket, bucket, bucket != before, when.now)?;
-        Ok(bucket.level())
+        let Some(allowance) = &record.permits else { return Ok(bucket.level()) };
+        let (count, allowance) = shard.look_at(&record.bucket, allowance, self.generation(), when);
+        Ok(lent::left(&bucket, &count, &allowance, when.now))
     }
 
     fn settle(&self, stored: Option<Bucket>, shape: Shape, unseen: Option<Unseen>, when: Moment) -> Bucket {
@@ -278,6 +295,19 @@ impl Shard {
         let (count, _) = self.counts.get_mut(id)?;
         self.entries = self.entries.saturating_sub(count.entries());
         Some(std::mem::replace(count, Counted::new(count.kind())))
+    }
+
+    /// A copy of some permits, and what may be used of them.
+    fn look_at(
+        &self,
+        id: &BucketId,
+        allowance: &Allowance,
+        generation: Generation,
+        when: Moment,
+    ) -> (Counted, Allowance) {
+        let stored = self.counts.get(id).map(|(count, _)| count.clone());
+        let count = stored.unwrap_or_else(|| Counted::new(Kind::Permits));
+        (count, allowance.under(generation, when.now))
     }
 
     /// Writes a count back: see [`Self::put`].

@@ -37,6 +37,7 @@ use crate::quota::policy::BucketId;
 use crate::telemetry::metrics::{StoreCall, StoreMetrics};
 use crate::tls::ClientFiles;
 use fault::Fault;
+use fred::types::scripts::Script;
 use futures::future::join_all;
 use scripts::{Call, SCRIPTS, run};
 use server::Server;
@@ -304,6 +305,18 @@ impl Lane {
             StoreCall::Install => &SCRIPTS.install,
             StoreCall::Beat => &SCRIPTS.beat,
         };
+        self.slow_by(script, live, kind, call, read).await
+    }
+
+    /// The same by another script than the usual.
+    async fn slow_by<T>(
+        &self,
+        script: &Script,
+        live: &Arc<Live>,
+        kind: StoreCall,
+        call: Call,
+        read: impl FnOnce(bytes::Bytes) -> Result<T, Fault>,
+    ) -> Result<T, StoreError> {
         let began = Instant::now();
         let answer = timeout(SLOW_TIMEOUT, run(&live.client, script, call)).await;
         self.shared.called(kind, began);
@@ -350,10 +363,17 @@ impl Lane {
         }
         let mut first = None;
         let mut all = Vec::with_capacity(asks.len());
-        for asks in asks.chunks(BUCKETS_A_CALL) {
-            let call = live.attached.stem.prepare(self.window()?, asks);
-            let read = |answer| wire::prepared(answer, asks.len());
-            let (now, prepared) = self.slow(&live, StoreCall::Prepare, call, read).await?;
+        for asks in chunks(&asks, |ask| ask.permits.is_some()) {
+            let (stem, window) = (&live.attached.stem, self.window()?);
+            let (now, prepared) = if asks.iter().any(|ask| ask.permits.is_some()) {
+                let call = stem.prepare_permits(window, asks);
+                let read = |answer| wire::prepared_permits(answer, asks.len());
+                self.slow_by(&SCRIPTS.prepare_permits, &live, StoreCall::Prepare, call, read).await?
+            } else {
+                let call = stem.prepare(window, asks);
+                let read = |answer| wire::prepared(answer, asks.len());
+                self.slow(&live, StoreCall::Prepare, call, read).await?
+            };
             first.get_or_insert(now);
             all.extend(prepared);
         }
@@ -367,10 +387,16 @@ impl Lane {
             record.unseen = record.unseen.map(|unseen| unseen.in_store(record.shape, ahead));
         }
         let mut all = Vec::with_capacity(records.len());
-        for records in records.chunks(BUCKETS_A_CALL) {
-            let call = live.attached.stem.install(self.window()?, records);
+        for records in chunks(&records, |record| record.permits.is_some()) {
+            let (stem, window) = (&live.attached.stem, self.window()?);
             let read = |answer| wire::installed(answer, records.len());
-            all.extend(self.slow(&live, StoreCall::Install, call, read).await?);
+            all.extend(if records.iter().any(|record| record.permits.is_some()) {
+                let call = stem.install_permits(window, records);
+                self.slow_by(&SCRIPTS.install_permits, &live, StoreCall::Install, call, read).await?
+            } else {
+                let call = stem.install(window, records);
+                self.slow(&live, StoreCall::Install, call, read).await?
+            });
         }
         Ok(all)
     }
@@ -411,4 +437,10 @@ impl Store for RedisStore {
             _ => self.install_sharded(records).await,
         }
     }
+}
+
+/// In their order, in calls of one kind.
+fn chunks<T>(all: &[T], kind: impl Fn(&T) -> bool) -> impl Iterator<Item = &[T]> {
+    let runs = all.chunk_by(move |a, b| kind(a) == kind(b));
+    runs.flat_map(|run| run.chunks(BUCKETS_A_CALL))
 }

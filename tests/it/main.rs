@@ -16,6 +16,7 @@ mod forward_auth;
 mod logs;
 mod members;
 mod metrics;
+mod permits;
 mod quotas;
 mod region;
 mod resets;

@@ -3,13 +3,14 @@
 use crate::suite::suite;
 use crate::support::*;
 use fred::prelude::*;
-use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::bucket::Grant;
+use quorate::quota::counted::lent::Slice;
 use quorate::quota::counted::permits::LeaseId;
 use quorate::quota::counted::{Act, Allowance, Kind};
 use quorate::quota::policy::BucketId;
 use quorate::store::redis::{RedisConfig, RedisStore};
-use quorate::store::{AnyStore, CountCharge, Install, Session, Store, StoreError, Take};
+use quorate::store::{AnyStore, CountCharge, Install, Prepare, Session, Store, StoreError, Take};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -191,9 +192,36 @@ async fn what_every_store_does_and_requests_over_shards() {
     };
     let records = (0..12).map(|shard| {
         let b = on_shard(shard + 24, 10);
-        Install { bucket: b.id, shape: b.shape, unseen: None, grant }
+        Install { bucket: b.id, shape: b.shape, unseen: None, grant, permits: None }
     });
     assert_eq!(store.install(records.collect()).await.unwrap(), [Tokens::whole(15); 12]);
+    // So do slices of permits. In one call with others: each finds its answer.
+    let allowance = Allowance { limit: 2, lent: Some(Slice::default()), ..allowance };
+    let of = |shard: u8| (on_shard(shard + 36, 0), (shard.is_multiple_of(2)).then_some(allowance));
+    let asks = (0..12).map(of).map(|(b, permits)| Prepare {
+        bucket: b.id,
+        shape: b.shape,
+        unseen: None,
+        seq: 1,
+        hold_burst: Tokens::ZERO,
+        hold_rate: Rate::ZERO,
+        permits,
+    });
+    let two_or_none = |shard: i64| if shard % 2 == 0 { 2 } else { 0 };
+    let (now, prepared) = store.prepare(asks.collect()).await.unwrap();
+    let left: Vec<i64> = prepared.iter().map(|prepared| prepared.level.floor()).collect();
+    assert_eq!(left, (0..12).map(two_or_none).collect::<Vec<_>>());
+    let grant = Grant { deadline: now + Micros::seconds(60), ..grant };
+    let records = (0..12).map(of).map(|(b, permits)| Install {
+        bucket: b.id,
+        shape: b.shape,
+        unseen: None,
+        grant,
+        permits,
+    });
+    let left: Vec<i64> =
+        store.install(records.collect()).await.unwrap().iter().map(|left| left.floor()).collect();
+    assert_eq!(left, (0..12).map(|shard| 5 + two_or_none(shard)).collect::<Vec<_>>());
 }
 
 /// Waits for a new session, and for all shards to have begun anew.

@@ -2,11 +2,13 @@
 
 use crate::support::*;
 use fred::interfaces::KeysInterface;
-use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::amount::{Micros, Rate, Tokens};
+use quorate::quota::bucket::{Grant, Shape};
+use quorate::quota::counted::lent::Slice;
 use quorate::quota::counted::permits::LeaseId;
 use quorate::quota::counted::{Act, Allowance, Kind, Seen};
 use quorate::quota::policy::BucketId;
-use quorate::store::{AnyStore, CountCharge, Store, StoreError, Take, TakeCharge, Taken};
+use quorate::store::{AnyStore, CountCharge, Install, Prepare, Store, StoreError, Take, TakeCharge, Taken};
 
 /// A bucket that counts.
 #[derive(Clone, Copy)]
@@ -50,6 +52,7 @@ fn lease(n: u8) -> LeaseId {
 pub async fn suite(store: &AnyStore) {
     costs_of_every_kind(store).await;
     permits(store).await;
+    permits_that_are_lent(store).await;
     mixed_requests_are_all_or_none(store).await;
     a_log_forgets_by_the_stores_clock(store).await;
     many_at_once_get_exactly_the_limit(store).await;
@@ -93,6 +96,69 @@ async fn costs_of_every_kind(store: &AnyStore) {
         let (_, known) = store.known(vec![c.id, BucketId([243; 16])]).await.unwrap();
         assert_eq!(known, [true, false]);
     }
+}
+
+/// A region's own two and its slice, which ends: see `quota::counted::lent`.
+async fn permits_that_are_lent(store: &AnyStore) {
+    let own = count(227, Kind::Permits, 2, 60_000);
+    let c = Count { allowance: Allowance { lent: Some(Slice::default()), ..own.allowance }, ..own };
+    let act = async |cost, act| {
+        let seen = c.act(store, cost, act).await.unwrap();
+        (seen.fits, seen.left, seen.lasts)
+    };
+    let prepare = async |seq, hold| {
+        let ask = Prepare {
+            bucket: c.id,
+            shape: Shape::default(),
+            unseen: None,
+            seq,
+            hold_burst: Tokens::whole(hold),
+            hold_rate: Rate::ZERO,
+            permits: Some(c.allowance),
+        };
+        let (now, prepared) = store.prepare(vec![ask]).await.unwrap();
+        (now, prepared[0].leased, prepared[0].level.floor(), prepared[0].burst.floor())
+    };
+    let install = async |seq, burst, deadline| {
+        let grant = Grant { seq, burst: Tokens::whole(burst), deadline, ..Grant::default() };
+        let shape = Shape::default();
+        let record = Install { bucket: c.id, shape, unseen: None, grant, permits: Some(c.allowance) };
+        store.install(vec![record]).await.unwrap()[0].floor()
+    };
+    let (span, none) = (c.allowance.span, Micros::ZERO);
+    assert_eq!(act(3, Act::Acquire(lease(1))).await, (false, 2, none));
+    assert_eq!(act(1, Act::Acquire(lease(1))).await, (true, 1, span), "of its own");
+    let (now, leased, left, held) = prepare(1, 0).await;
+    assert_eq!((leased, left, held), (false, 1, 0));
+    let deadline = now + Micros::seconds(40);
+    assert_eq!(install(1, 3, deadline).await, 4);
+    let (_, _, lasts) = act(2, Act::Acquire(lease(2))).await;
+    assert!(lasts <= deadline - now && lasts > Micros::seconds(10), "one of them is lent: {lasts:?}");
+    assert_eq!(act(1, Act::Acquire(lease(3))).await, (true, 1, span), "two may last longer than the slice");
+    let (fits, left, lasts) = act(2, Act::Renew(lease(2))).await;
+    assert!(fits && left == 1 && lasts <= deadline - now);
+    assert_eq!(act(1, Act::Renew(lease(1))).await, (true, 1, span));
+    // What holders have is kept, whatever was to be given up.
+    let (_, leased, left, held) = prepare(2, 0).await;
+    assert_eq!((leased, left, held), (true, 0, 2));
+    assert_eq!(install(1, 9, deadline).await, 0, "an older record");
+    assert!(!act(1, Act::Acquire(lease(4))).await.0);
+    // Offered less than is in use: nothing of it is given out or renewed, and it is still said to be held.
+    assert_eq!(install(2, 1, deadline).await, 0);
+    let refused = c.act(store, 2, Act::Renew(lease(2))).await.unwrap();
+    assert!(!refused.fits && refused.wait > Some(none));
+    assert_eq!(prepare(3, 0).await.3, 2);
+    assert_eq!(act(2, Act::Release(lease(2))).await.1, 1);
+    let (_, _, left, held) = prepare(4, 0).await;
+    assert_eq!((left, held), (0, 0), "its own are in use, and no more");
+    // A slice that is about to end is no good for new ones.
+    let (now, ..) = prepare(5, 0).await;
+    assert_eq!(install(5, 3, now + Micros::seconds(14)).await, 3);
+    assert!(!act(1, Act::Acquire(lease(5))).await.0);
+    assert_eq!(install(5, 3, now - Micros(1)).await, 3, "a record that has ended");
+    // Another way of sharing, where nothing is lent: what is in use counts.
+    assert_eq!(own.act(store, 1, Act::Acquire(lease(6))).await.unwrap().left, 0);
+    assert_eq!(act(1, Act::Release(lease(1))).await.1, 4);
 }
 
 async fn permits(store: &AnyStore) {

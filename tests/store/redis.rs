@@ -204,7 +204,7 @@ async fn a_restarted_daemon_keeps_levels_and_no_leases() {
     let deadline = store.prepare(Vec::new()).await.unwrap().0 + Micros::seconds(60);
     let (granted, burst) = (Tokens::whole(20), Tokens::whole(20));
     let grant = Grant { seq: 9, push: 0, granted, burst, rate: Rate::ZERO, deadline };
-    let record = Install { bucket: b.id, shape: b.shape, unseen: None, grant };
+    let record = Install { bucket: b.id, shape: b.shape, unseen: None, grant, permits: None };
     assert_eq!(store.install(vec![record]).await.unwrap(), [Tokens::whole(26)]);
     store.close().await;
     assert_eq!(spend(&store, b, 1).await, Err(StoreError::Unavailable));

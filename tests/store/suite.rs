@@ -136,13 +136,14 @@ fn prepare(b: TestBucket, burst: i64, rate: i64) -> Prepare {
         seq: 0,
         hold_burst: Tokens::whole(burst),
         hold_rate: Rate::per_second(rate),
+        permits: None,
     }
 }
 
 fn install(b: TestBucket, (seq, push): (u64, u32), granted: i64, burst: i64, deadline: Micros) -> Install {
     let (granted, burst) = (Tokens::whole(granted), Tokens::whole(burst));
     let grant = Grant { seq, push, granted, burst, rate: Rate::ZERO, deadline };
-    Install { bucket: b.id, shape: b.shape, unseen: b.unseen, grant }
+    Install { bucket: b.id, shape: b.shape, unseen: b.unseen, grant, permits: None }
 }
 
 async fn leases_come_and_go(store: &AnyStore) {

@@ -32,6 +32,9 @@ pub struct Sim {
     /// With a quota in short windows besides the other policies.
     #[arg(long)]
     quotas: bool,
+    /// With permits that are lent between regions besides the other policies.
+    #[arg(long)]
+    permits: bool,
     /// So many seeds at a time; as many as there are cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -192,7 +195,14 @@ fn write_report(outcome: Outcome, page: &Path) -> anyhow::Result<()> {
 
 fn options(args: &Sim) -> Options {
     let regions = args.regions.map(usize::from);
-    Options { regions, bug: args.bug, log: args.log, record: false, quotas: args.quotas }
+    Options {
+        regions,
+        bug: args.bug,
+        log: args.log,
+        record: false,
+        quotas: args.quotas,
+        permits: args.permits,
+    }
 }
 
 fn sum_up(summary: &Summary) -> String {

@@ -5,6 +5,7 @@ use super::net::Line;
 use super::{FAULTS, Phase, World, policies};
 use crate::oracle::FaultSpan;
 use quorate::quota::amount::Micros;
+use quorate::quota::policy::Policy;
 use quorate::quota::pool::{Op, SetPolicies};
 use quorate::raft::Log as _;
 use std::sync::Arc;
@@ -121,7 +122,7 @@ impl World {
         }
     }
 
-    fn lines_of(&self, a: usize) -> Vec<(usize, usize)> {
+    pub(super) fn lines_of(&self, a: usize) -> Vec<(usize, usize)> {
         (0..self.regions.len()).filter(|b| *b != a).flat_map(|b| [(a, b), (b, a)]).collect()
     }
 
@@ -223,6 +224,11 @@ impl World {
 
     pub(super) fn change_policies(self: &Arc<Self>, a: usize) {
         let next = policies::changed(&self.chance, self.weather, &self.committed(), &self.names());
+        self.propose_policies(a, next);
+    }
+
+    /// Region `a` proposes these.
+    pub(super) fn propose_policies(self: &Arc<Self>, a: usize, next: Vec<Policy>) {
         let expected = self.chance.percent(50).then(|| self.watch.with_pool(|pool| pool.version()));
         let region = &self.regions[a];
         if !region.is_up() {

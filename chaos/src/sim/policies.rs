@@ -75,6 +75,13 @@ pub(super) fn changed(
     regions: &[RegionName],
 ) -> Vec<Policy> {
     let mut policies = policies.to_vec();
+    // Those of permits change by themselves.
+    if let Some(at) = policies.iter().position(|policy| policy.permits().is_some()) {
+        let permits = policies.remove(at);
+        policies = changed(chance, weather, &policies, regions);
+        policies.push(permits);
+        return policies;
+    }
     if policies.is_empty() || chance.percent(10) {
         return vec![any(chance, weather, "p0", regions)];
     }

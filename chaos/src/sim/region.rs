@@ -92,7 +92,8 @@ impl Region {
         let peek = move |policy, bucket| pool.try_read().map(|pool| pool.free(policy, bucket, pool.tau()));
         let local = MemoryStore::monotonic(Micros::seconds(1_000_000));
         let active = Active::none(true, &metrics);
-        let core = Arc::new(Core::new(active, metrics, local, Box::new(peek)));
+        let core = Core::new(active, metrics, local, Box::new(peek)).of(self.name.clone());
+        let core = Arc::new(core);
         let limiter = Limiter::new(store.clone(), Arc::clone(&core));
         let loop_ = Reconcile::new(log, store, Arc::clone(&core), self.name.clone(), true);
         let (stop, stopping) = watch::channel(false);
@@ -142,6 +143,32 @@ impl Region {
         let request = Request { domain: DOMAIN, subject: Subject::Attributes(&attributes), cost };
         let decided = self.machine.run(daemon.limiter.check(&request, Some(PATIENCE)));
         tokio::time::timeout(PATIENCE, decided).await.ok()??.ok()
+    }
+
+    /// Takes permits; `None`: there are none, or no answer. The lease, and how long its holder is told that it lasts.
+    pub async fn acquire(&self, key: &str, value: &str, cost: i64) -> Option<(String, Micros)> {
+        let daemon = self.daemon()?;
+        let attributes = [(key, value)];
+        let subject = Subject::Attributes(&attributes);
+        let request = Request { domain: DOMAIN, subject, cost: Tokens::whole(cost) };
+        let acquired = self.machine.run(daemon.limiter.acquire(&request));
+        let (_, lease) = tokio::time::timeout(PATIENCE, acquired).await.ok()??.ok()?;
+        lease.map(|lease| (lease.token, lease.expires))
+    }
+
+    /// Renews a lease; `None`: it was not, or there was no answer. How long it lasts.
+    pub async fn renew(&self, lease: &str) -> Option<Micros> {
+        let daemon = self.daemon()?;
+        let renewed = self.machine.run(daemon.limiter.renew(lease));
+        tokio::time::timeout(PATIENCE, renewed).await.ok()??.ok()
+    }
+
+    /// Gives a lease's permits back, if that can be.
+    pub async fn release(&self, lease: &str) {
+        let Some(daemon) = self.daemon() else { return };
+        let released = self.machine.run(daemon.limiter.release(lease));
+        // Else they end by themselves.
+        let _ = tokio::time::timeout(PATIENCE, released).await;
     }
 
     /// What this region may use now of a policy: its shape, and what buckets are that its store does not hold.

@@ -8,11 +8,13 @@ use super::machine::{Clock, TrueTime, pass};
 use quorate::bugs::{Bug, planted};
 use quorate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use quorate::quota::bucket::{self, Bucket, Charge, Generation, Grant, Moment, Shape, Unseen};
+use quorate::quota::counted::lent::{self, LENT_LEASE_MAX, Slice};
+use quorate::quota::counted::{self, Allowance, Counted, Kind};
 use quorate::quota::policy::{BucketId, RegionName};
 use quorate::quota::pool::Pool;
 use quorate::store::{
-    Asked, Install, Prepare, Prepared, RegionStore, Session, SessionState, Store, StoreError, Take, Taken,
-    TakenCharge,
+    Asked, AskedCount, Install, Prepare, Prepared, RegionStore, Session, SessionState, Store, StoreError,
+    Take, Taken, TakenCharge,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,6 +60,7 @@ struct State {
 #[derive(Clone, Debug, Default)]
 struct Data {
     buckets: BTreeMap<BucketId, Bucket>,
+    counts: BTreeMap<BucketId, Counted>,
     /// `None`: nothing at all.
     generation: Option<Generation>,
 }
@@ -326,14 +329,35 @@ impl State {
 
     fn take(&mut self, take: &Take, session: Session, now: Micros) -> Taken {
         let (asked, charges) = take.numbered();
+        let when = Moment::at(now);
+        let (asked_counts, claims) = take.numbered_counts();
+        let looked_at = |(id, kind, allowance): &AskedCount| {
+            let mut count = self.data.counts.get(id).cloned().unwrap_or_else(|| Counted::new(*kind));
+            count.settle(allowance.span, now);
+            let slice = Slice::of(&self.settled(*id, Shape::default(), None, session.nonce, now));
+            (count, allowance.under(self.data.generation.unwrap_or_default(), now).with(slice))
+        };
+        let mut counts: Vec<_> = asked_counts.iter().map(looked_at).collect();
+        let checked = counted::check(&counts, &claims, when);
         let settled = |(id, shape, unseen): &Asked| self.settled(*id, *shape, *unseen, session.nonce, now);
         let mut buckets: Vec<Bucket> = asked.iter().map(settled).collect();
-        let (allowed, fits) = bucket::take(&mut buckets, &charges);
+        let before = buckets.clone();
+        let (fitted, fits) = bucket::take(&mut buckets, &charges);
+        let allowed = fitted && checked.allowed;
+        if !allowed {
+            buckets = before;
+        }
+        let (counted, changed) = checked.commit(allowed, &mut counts, &claims, when);
+        for (((id, ..), (count, _)), _) in
+            asked_counts.iter().zip(counts).zip(changed).filter(|(_, changed)| *changed)
+        {
+            self.data.counts.insert(*id, count);
+        }
         let seen = charges.iter().zip(fits).map(|(charge, fits)| {
             let bucket = &buckets[charge.bucket];
             TakenCharge { fits, level: bucket.level(), rate: bucket.rate(), cap: bucket.cap() }
         });
-        let taken = Taken { allowed, now, charges: seen.collect(), ..Taken::default() };
+        let taken = Taken { allowed, now, charges: seen.collect(), counts: counted };
         for ((id, ..), bucket) in asked.into_iter().zip(buckets) {
             // What is stored is written back in any case: it may have come under another shape.
             if allowed || self.data.buckets.contains_key(&id) {
@@ -344,6 +368,15 @@ impl State {
     }
 
     fn prepare(&mut self, ask: &Prepare, session: Session, now: Micros) -> Prepared {
+        if let Some(allowance) = &ask.permits {
+            let mut bucket = self.settled(ask.bucket, Shape::default(), None, session.nonce, now);
+            let (count, allowance) = self.permits(&ask.bucket, allowance, now);
+            let kept = lent::shrink(&mut bucket, &count, &allowance, ask.hold_burst, now);
+            bucket.fence_for(LENT_LEASE_MAX, ask.seq, session.nonce, Moment::at(now));
+            self.data.buckets.insert(ask.bucket, bucket);
+            let (leased, level, burst) = (kept.leased, kept.left, kept.held);
+            return Prepared { leased, level, burst, ..Prepared::default() };
+        }
         let mut bucket = self.settled(ask.bucket, ask.shape, ask.unseen, session.nonce, now);
         let shrunk = bucket.shrink(ask.hold_burst, ask.hold_rate);
         bucket.fence(ask.seq, session.nonce, Moment::at(now));
@@ -353,10 +386,19 @@ impl State {
     }
 
     fn install(&mut self, record: &Install, session: Session, now: Micros) -> Tokens {
-        let mut bucket = self.settled(record.bucket, record.shape, record.unseen, session.nonce, now);
+        let shape = if record.permits.is_some() { Shape::default() } else { record.shape };
+        let mut bucket = self.settled(record.bucket, shape, record.unseen, session.nonce, now);
         bucket.install(&record.grant, session.nonce, Moment::at(now));
         self.data.buckets.insert(record.bucket, bucket);
-        bucket.level()
+        let Some(allowance) = &record.permits else { return bucket.level() };
+        let (count, allowance) = self.permits(&record.bucket, allowance, now);
+        lent::left(&bucket, &count, &allowance, now)
+    }
+
+    /// Permits, and what may be used of them.
+    fn permits(&self, id: &BucketId, allowance: &Allowance, now: Micros) -> (Counted, Allowance) {
+        let count = self.data.counts.get(id).cloned().unwrap_or_else(|| Counted::new(Kind::Permits));
+        (count, allowance.under(self.data.generation.unwrap_or_default(), now))
     }
 }
 

@@ -116,6 +116,8 @@ pub struct Counts {
     pub spent: Tokens,
     /// Windows of quotas that were spent from.
     pub windows: u64,
+    /// Permits that were taken.
+    pub permits: u64,
 }
 
 impl Counts {
@@ -127,6 +129,7 @@ impl Counts {
         self.changes += other.changes;
         self.spent += other.spent;
         self.windows += other.windows;
+        self.permits += other.permits;
     }
 }
 

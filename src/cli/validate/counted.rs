@@ -28,7 +28,7 @@ pub(super) fn policy_json(policy: &Policy, guarantee: &Counted) -> Json {
             "holds_without_store": holds_without_store(policy),
         },
         "in_a_partition": parts,
-        "pool": null,
+        "pool": guarantee.pool.map(|(whole, lease)| json!({ "whole": whole, "lease_us": lease.0 })),
     })
 }
 
@@ -38,7 +38,7 @@ pub(super) fn describe(
     guarantee: &Counted,
     setting: &Setting,
 ) -> std::fmt::Result {
-    let Counted { kind, limit, span, parts } = guarantee;
+    let Counted { kind, limit, span, parts, pool } = guarantee;
     let (mode, seconds) = (policy.mode.name(), span.ceil_seconds());
     writeln!(text, "{} ({mode}): {}", policy.name, policy.limit)?;
     match kind {
@@ -62,10 +62,23 @@ pub(super) fn describe(
     } else {
         String::new()
     };
-    writeln!(text, "  each region has a part of its own, in a partition or not{supposed}:")?;
+    let has = if pool.is_some() { "a reserve" } else { "a part" };
+    writeln!(text, "  each region has {has} of its own, in a partition or not{supposed}:")?;
     for (region, part) in parts {
-        let part = if *part > 0 { part.to_string() } else { "nothing: it denies everything".to_owned() };
+        let part = match (part, pool) {
+            (0, Some(_)) => "none".to_owned(),
+            (0, None) => "nothing: it denies everything".to_owned(),
+            _ => part.to_string(),
+        };
         writeln!(text, "    {region}: {part}")?;
+    }
+    if let Some((whole, lease)) = pool {
+        writeln!(
+            text,
+            "  the pool lends the rest, {whole}, to whichever region needs them; one that is cut off keeps what it was lent for at most {} s, and its \
+             holders are told no more",
+            lease.ceil_seconds()
+        )?;
     }
     writeln!(
         text,

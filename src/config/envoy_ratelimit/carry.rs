@@ -114,10 +114,12 @@ impl<'d> Level<'d> {
             let mut found = self.below(descriptor);
             for (_, others) in done.iter().filter(|(other, _)| overlap(&entry.value, &other.value)) {
                 for other in others {
-                    if !found.iter().any(|own| covers(&own.path, &other.path)) {
+                    let own: Vec<&[KeyMatch]> = found.iter().map(|own| own.path.as_slice()).collect();
+                    let exempt = hidden(&own, &other.path).into_iter().map(|path| {
                         let kind = Kind::Exempt;
-                        found.push(Found { descriptor, path: other.path.clone(), kind, notes: Vec::new() });
-                    }
+                        Found { descriptor, path, kind, notes: Vec::new() }
+                    });
+                    found.extend(exempt.collect::<Vec<_>>());
                 }
                 if found.len() > POLICIES_MAX {
                     self.many = true;
@@ -289,10 +291,31 @@ fn key_match(descriptor: &Descriptor) -> Result<KeyMatch, (String, String)> {
     Ok(KeyMatch { key: key.as_str().into(), value })
 }
 
-/// Does a path match whatever the other one matches?
-fn covers(path: &[KeyMatch], other: &[KeyMatch]) -> bool {
-    path.len() == other.len()
-        && path.iter().zip(other).all(|(a, b)| a.key == b.key && value_covers(&a.value, &b.value))
+/// Where policies without a limit must stand below a descriptor, so that what it keeps from a path of a less exact one stays out of
+/// reach, and its own paths do not. An entry goes to one descriptor of a level here, too: so the path goes on below those that take
+/// some of its entries, whatever else they take, and stands for itself where they do not take all.
+fn hidden(own: &[&[KeyMatch]], path: &[KeyMatch]) -> Vec<Vec<KeyMatch>> {
+    let Some((first, rest)) = path.split_first() else {
+        return if own.iter().any(|own| own.is_empty()) { Vec::new() } else { vec![Vec::new()] };
+    };
+    let tails = own.iter().filter_map(|own| own.split_first());
+    let mut below: Vec<(&KeyMatch, Vec<&[KeyMatch]>)> = Vec::new();
+    for (head, tail) in tails.filter(|(head, _)| head.key == first.key && overlap(&head.value, &first.value))
+    {
+        match below.iter_mut().find(|(other, _)| *other == head) {
+            Some((_, tails)) => tails.push(tail),
+            None => below.push((head, vec![tail])),
+        }
+    }
+    let mut paths = Vec::new();
+    for (head, tails) in &below {
+        let with_head = |tail: Vec<KeyMatch>| std::iter::once((*head).clone()).chain(tail).collect();
+        paths.extend(hidden(tails, rest).into_iter().map(with_head));
+    }
+    if !below.iter().any(|(head, _)| value_covers(&head.value, &first.value)) {
+        paths.push(path.to_vec());
+    }
+    paths
 }
 
 fn value_covers(value: &ValueMatch, other: &ValueMatch) -> bool {
@@ -307,9 +330,9 @@ fn value_covers(value: &ValueMatch, other: &ValueMatch) -> bool {
     }
 }
 
-/// Is there a value that both match, the first one being the more exact?
+/// Is there a value that both match?
 fn overlap(value: &ValueMatch, other: &ValueMatch) -> bool {
-    value_covers(other, value)
+    value_covers(value, other) || value_covers(other, value)
 }
 
 /// What values have to begin with; `None`: they have to be one.

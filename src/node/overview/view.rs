@@ -57,6 +57,7 @@ impl Inner {
             else {
                 continue;
             };
+            let bucket = seen.pool.booked_as(view.id, bucket);
             let books = seen.pool.books(view.id, bucket, seen.tau);
             hot.books = books.map(|books| books_state(&books, seen.pool.regions()));
             for Member { id, name, .. } in present(seen.pool) {
@@ -295,7 +296,7 @@ fn traffic(
 }
 
 fn books(seen: &BucketsSeen<'_>, policy: u32, bucket: BucketId) -> Option<BooksState> {
-    let books = seen.pool.books(policy, bucket, seen.tau)?;
+    let books = seen.pool.books(policy, seen.pool.booked_as(policy, bucket), seen.tau)?;
     Some(books_state(&books, seen.pool.regions()))
 }
 

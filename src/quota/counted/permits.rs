@@ -2,7 +2,8 @@
 //!
 //! A holder that dies stops renewing, and its permits are free when its lease has ended.
 
-use super::Act;
+use super::{Act, Allowance};
+use crate::bugs::{Bug, planted};
 use crate::quota::amount::Micros;
 use crate::quota::bucket::Moment;
 use std::collections::{BTreeMap, HashMap};
@@ -51,11 +52,36 @@ impl Permits {
         ends.find(|(gone, _)| *gone >= need).map_or(Micros::ZERO, |(_, end)| end - now)
     }
 
-    /// Takes, renews or gives back; says whether anything has changed.
-    pub(super) fn act(&mut self, act: Act, count: i64, ttl: Micros, when: Moment) -> bool {
+    /// When permits end that are taken or renewed now: see rule 2 of [`super::lent`].
+    fn end_of(&self, act: Act, count: i64, allowance: &Allowance, when: Moment) -> Micros {
+        let end = when.late + allowance.span;
+        let Some(slice) = allowance.lent.filter(|slice| slice.live(when.late) > 0) else { return end };
+        let before = match act {
+            Act::Renew(lease) => self.leases.get(&lease).copied(),
+            _ => None,
+        };
+        let own = before.filter(|end| *end > slice.until).map_or(0, |_| count);
+        let later = self.ends.iter().rev().take_while(|((end, _), _)| *end > slice.until);
+        let others = later.map(|(_, count)| *count).fold(0, i64::saturating_add).saturating_sub(own);
+        if others.saturating_add(count) <= allowance.at(when.now) || planted(Bug::PermitOutlivesLease) {
+            return end;
+        }
+        end.min(slice.until).max(before.unwrap_or(Micros::ZERO))
+    }
+
+    /// Takes, renews or gives back. If anything has changed: when these permits end (or have just ended).
+    pub(super) fn act(
+        &mut self,
+        act: Act,
+        count: i64,
+        allowance: &Allowance,
+        when: Moment,
+    ) -> Option<Micros> {
         let (lease, end) = match act {
-            Act::Count => return false,
-            Act::Acquire(lease) | Act::Renew(lease) => (lease, Some(when.late + ttl)),
+            Act::Count => return None,
+            Act::Acquire(lease) | Act::Renew(lease) => {
+                (lease, Some(self.end_of(act, count, allowance, when)))
+            }
             Act::Release(lease) => (lease, None),
         };
         while let Some((&(end, lease), _)) =
@@ -71,7 +97,7 @@ impl Permits {
             self.ends.insert((end, lease), count);
             self.total = self.total.saturating_add(count);
         }
-        true
+        Some(end.unwrap_or(when.late))
     }
 
     /// When all of them have ended; `None`: none is in use.

@@ -24,7 +24,7 @@ impl Tried {
         self.count.settle(self.allowance.span, when.now);
         let charges = [Charge { bucket: 0, cost, act, enforce: true }];
         let mut counts = [(self.count.clone(), self.allowance)];
-        let checked = check(&counts, &charges, when.now);
+        let checked = check(&counts, &charges, when);
         let (seen, _) = checked.commit(checked.allowed, &mut counts, &charges, when);
         self.count = counts[0].0.clone();
         if seen[0].fits && cost > 0 {
@@ -308,7 +308,7 @@ fn a_request_is_charged_whole_or_not_at_all() {
     let acquire = charge(2, 1, Act::Acquire(LEASE));
     let too_much = [charge(0, 4, Act::Count), charge(0, 2, Act::Count), charge(1, 1, Act::Count), acquire];
     let before = counts.clone();
-    let checked = check(&counts, &too_much, when.now);
+    let checked = check(&counts, &too_much, when);
     let (seen, changed) = checked.commit(checked.allowed, &mut counts, &too_much, when);
     assert_eq!(seen.iter().map(|s| s.fits).collect::<Vec<_>>(), [true, false, true, true]);
     assert_eq!(seen[1].wait, None, "all six are wanted at once, and five is all that there is");
@@ -316,7 +316,7 @@ fn a_request_is_charged_whole_or_not_at_all() {
 
     let mut fits = too_much;
     fits[1].cost = 1;
-    let checked = check(&counts, &fits, when.now);
+    let checked = check(&counts, &fits, when);
     assert!(checked.allowed);
     // Something else did not fit.
     checked.commit(false, &mut counts, &fits, when);
@@ -328,7 +328,7 @@ fn a_request_is_charged_whole_or_not_at_all() {
     // A shadow is left out alone.
     let mut shadowed = [charge(1, 1, Act::Count), charge(0, 1, Act::Count)];
     shadowed[1].enforce = false;
-    let checked = check(&counts, &shadowed, when.now);
+    let checked = check(&counts, &shadowed, when);
     let (seen, changed) = checked.commit(checked.allowed, &mut counts, &shadowed, when);
     assert_eq!((seen[0].fits, seen[0].left, seen[1].fits, changed[1]), (true, 1, false, true));
 }

@@ -13,8 +13,10 @@ pub struct Counted {
     pub limit: i64,
     /// The window's length, or how long a permit is lent for.
     pub span: Micros,
-    /// Each region's part; they add up to the limit.
+    /// Each region's part (strict permits: its reserve); with the pool they add up to the limit.
     pub parts: Vec<(RegionName, i64)>,
+    /// Permits that are lent, and for how long at most a region that is cut off keeps them; `None`: none are.
+    pub pool: Option<(i64, Micros)>,
 }
 
 impl Counted {
@@ -22,10 +24,14 @@ impl Counted {
     #[must_use]
     pub fn of(policy: &Policy, regions: &[RegionName]) -> Option<Self> {
         let (kind, span) = Kind::of(&policy.limit)?;
+        let span = policy.permits().map_or(span, |permits| permits.ttl);
         let cut = policy.cut(regions)?;
         let parts = cut.parts.iter().map(|part| part.burst.floor());
-        let parts = regions.iter().cloned().zip(parts).collect();
-        Some(Self { kind, limit: cut.burst.floor(), span, parts })
+        let parts: Vec<_> = regions.iter().cloned().zip(parts).collect();
+        let reserved = parts.iter().map(|(_, part)| *part).fold(0, i64::saturating_add);
+        let limit = cut.burst.floor();
+        let pool = cut.pooled.then(|| (limit.saturating_sub(reserved), cut.lease));
+        Some(Self { kind, limit, span, parts, pool })
     }
 
     /// The most that all regions together admit in any window of this length (permits: have in use at any time).

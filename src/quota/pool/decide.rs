@@ -2,6 +2,7 @@
 
 use super::entry::RegionId;
 use super::ledger::{Ledger, Record};
+use super::permits;
 use super::policies::Terms;
 use crate::quota::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 
@@ -49,6 +50,9 @@ pub(super) fn decide(
     let Some((record, due)) = pairs.find(|(r, _)| r.region == region) else { return Decision::default() };
     if ledger.frozen || !terms.cut.pooled {
         return Decision::default();
+    }
+    if terms.permits {
+        return permits::decide(terms, ledger, record, short);
     }
     if terms.windowed {
         return lend_for_good(terms, ledger, record, level, short);
@@ -121,6 +125,9 @@ pub(super) fn distribute(terms: &Terms<'_>, ledger: &mut Ledger, asker: RegionId
     let mut pushed = Vec::new();
     if ledger.frozen || ledger.records.len() < 2 || terms.windowed {
         return pushed;
+    }
+    if terms.permits {
+        return permits::distribute(terms, ledger, asker);
     }
     for (at, due) in entitlements(terms, ledger).into_iter().enumerate() {
         let Some(push) = ledger.records.get(at).and_then(|r| push_for(terms, ledger, r, asker, due)) else {
@@ -254,7 +261,7 @@ fn sum(amounts: &[i64]) -> i64 {
 
 /// Max-min fair division of `total` among `needs` (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2);
 /// rounded down, what is over stays in the pool.
-fn max_min(total: i64, needs: impl Iterator<Item = i64>) -> Vec<i64> {
+pub(super) fn max_min(total: i64, needs: impl Iterator<Item = i64>) -> Vec<i64> {
     let needs: Vec<i64> = needs.collect();
     let mut shares = vec![0; needs.len()];
     let mut by_need: Vec<(i64, &mut i64)> = needs.iter().copied().zip(&mut shares).collect();

@@ -68,17 +68,19 @@ pub enum Op {
 
 /// The newest level of operations that this version applies. Whoever appends a variant to [`Op`] (or to what it holds, policies
 /// included) raises this, and says so in [`Op::level`]: an operation is proposed only once all members apply it.
-pub const LEVEL: u32 = 2;
+pub const LEVEL: u32 = 3;
 
 impl Op {
     /// What a member must be able to apply to be in a cluster whose log has this operation.
     #[must_use]
     pub fn level(&self) -> u32 {
+        // Before that, permits were never lent between regions.
+        let of = |policies: &[Policy]| if policies.iter().any(Policy::lends_permits) { 3 } else { 1 };
         match self {
-            Self::Found { .. }
-            | Self::Ask(_)
+            Self::Found { policies, .. } | Self::SetPolicies(SetPolicies { policies, .. }) => of(policies),
+            Self::FoundWith(found) => of(&found.policies).max(2),
+            Self::Ask(_)
             | Self::Join(_)
-            | Self::SetPolicies(_)
             | Self::Ack(_)
             | Self::AddRegion(_)
             | Self::RemoveRegion(_)
@@ -86,7 +88,7 @@ impl Op {
             | Self::TakeReset(_)
             | Self::AskInWindow(_)
             | Self::TimeOfDay(_) => 1,
-            Self::Level(_) | Self::FoundWith(_) | Self::AddWitness(_) => 2,
+            Self::Level(_) | Self::AddWitness(_) => 2,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! while a policy shrinks: then nothing is granted until it is back).
 
 use super::entry::{Ask, RegionId};
+use super::permits;
 use super::policies::Terms;
 use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, Tokens};
@@ -169,6 +170,9 @@ impl Ledger {
     /// Cuts the level to what is free.
     pub(super) fn clip(&mut self, terms: &Terms<'_>) {
         let (_, burst) = self.free(terms);
+        if terms.permits {
+            self.level = Level::new(burst.or_zero());
+        }
         self.level.clip(burst.or_zero());
     }
 
@@ -189,13 +193,18 @@ impl Ledger {
         if same_epoch && ask.seq <= record.seq && !planted(Bug::NoSeqCheck) {
             return None;
         }
-        let expires = if record.live && same_epoch { record.expires } else { now };
+        let mut expires = if record.live && same_epoch { record.expires } else { now };
         if !same_epoch && record.live {
             let ghost = record.ghost.get_or_insert_default();
             ghost.burst += record.burst;
             ghost.rate += record.rate;
             ghost.until = ghost.until.max(record.expires);
             record.end();
+        }
+        if terms.permits
+            && let Some(until) = permits::adopt(record, ask)
+        {
+            expires = expires.max(until);
         }
         let held = ask.held_burst.or_zero().min(record.burst);
         // Tokens that the region has not read, and with this newer seq has vowed never to read. (If it says that it has
@@ -235,6 +244,9 @@ impl Ledger {
         let (rate, burst) = self.free(terms);
         self.level.accrue(rate.or_zero(), to - self.at, burst.or_zero());
         self.at = to;
+        if terms.permits {
+            self.clip(terms);
+        }
     }
 
     /// The next Raft time at which something that was lent comes back.

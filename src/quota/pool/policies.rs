@@ -19,9 +19,11 @@ mod counted;
 use super::entry::RegionId;
 use super::ledger::Ledger;
 use super::members::Members;
+use super::permits;
 use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
 use crate::quota::bucket::Unseen;
+use crate::quota::counted::lent::kept;
 use crate::quota::policy::{Cut, LENGTH_MAX_S, Limit, Mode, Part, Policy, Share, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -96,6 +98,8 @@ pub(super) struct Terms<'a> {
     pub(super) burst: Tokens,
     /// It is a quota, in windows: see [`Windows`](super::windows::Windows).
     pub(super) windowed: bool,
+    /// It is permits: see [`super::permits`].
+    pub(super) permits: bool,
 }
 
 /// What a change left to be done for the buckets.
@@ -232,6 +236,7 @@ impl Policies {
         if let Some(acked) = self.acked.get_mut(usize::from(region.0)) {
             *acked = GONE;
         }
+        self.await_holders(GONE, tau);
         self.recount();
     }
 
@@ -251,7 +256,19 @@ impl Policies {
         if let Some(acked) = self.acked.get_mut(usize::from(region.0)) {
             *acked = (*acked).max(version.min(self.version));
         }
+        self.await_holders(version, tau);
         self.recount();
+    }
+
+    /// A region uses no more from now on than versions up to this one allow. But the permits that it has given out last as long as
+    /// their holders were told (and until then `most` counts them): what is acknowledged does not settle before.
+    fn await_holders(&mut self, acked: u64, tau: Micros) {
+        let changed = self.slots.iter().filter(|slot| slot.editions.len() > 1 && slot.lent_permits());
+        let told = changed.flat_map(Slot::policies).filter_map(permits::life).max();
+        let Some(told) = told else { return };
+        for unsettled in self.unsettled.iter_mut().filter(|unsettled| unsettled.version <= acked) {
+            unsettled.clear = unsettled.clear.max(tau + kept(told));
+        }
     }
 
     /// Settles what can be settled at Raft time `tau`. What regions may use grows; what the pool counts does not change.
@@ -326,7 +343,9 @@ impl Policies {
 
     /// The newest version can settle once nothing that was lent under an older one is out.
     fn await_settling(&mut self, tau: Micros) {
-        let editions = self.slots.iter().flat_map(|slot| &slot.editions);
+        // Slices of permits may be out for long: where nothing has changed, nothing has to wait for them.
+        let bears = |slot: &&Slot| slot.editions.len() > 1 || !slot.lent_permits();
+        let editions = self.slots.iter().filter(bears).flat_map(|slot| &slot.editions);
         let lent = editions.filter_map(|e| e.cut.as_ref()).filter(|cut| cut.pooled);
         let longest = lent.map(|cut| cut.lease).max().unwrap_or_default();
         self.unsettled.push_back(Unsettled { version: self.version, clear: tau + longest });
@@ -379,7 +398,18 @@ impl Slot {
     pub(super) fn terms(&self) -> Option<Terms<'_>> {
         let cut = self.editions.last()?.cut.as_ref()?;
         let windowed = self.policy().is_some_and(|policy| policy.window().is_some());
-        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1, windowed })
+        let permits = cut.pooled && self.policy().is_some_and(|policy| policy.permits().is_some());
+        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1, windowed, permits })
+    }
+
+    /// What it is and was under every version in play.
+    pub(super) fn policies(&self) -> impl Iterator<Item = &Limit> {
+        self.editions.iter().filter_map(|edition| Some(&edition.policy.as_ref()?.limit))
+    }
+
+    /// Permits were lent between regions under a version in play, or are: what holders were told counts on.
+    fn lent_permits(&self) -> bool {
+        self.editions.iter().any(Edition::lends_permits)
     }
 
     /// The policy in force; `None`: it has been removed.
@@ -509,6 +539,11 @@ impl Edition {
         Self { from, policy: Some(Arc::new(policy.clone())), cut: members.cut(policy) }
     }
 
+    fn lends_permits(&self) -> bool {
+        let permits = self.policy.as_ref().is_some_and(|policy| policy.permits().is_some());
+        permits && self.cut.as_ref().is_some_and(|cut| cut.pooled)
+    }
+
     /// A policy that is no more, until everyone knows: a limit of nothing.
     fn removed(regions: usize, from: u64) -> Self {
         let parts = vec![Part::default(); regions];
@@ -536,7 +571,9 @@ fn least(editions: &[Edition], now: &Cut, region: usize) -> Part {
 fn most(editions: &[Edition], acked: u64, region: usize) -> (Rate, Tokens) {
     let ends = editions.iter().skip(1).map(|next| next.from).chain([u64::MAX]);
     let acked = if planted(Bug::ShrinkUnacknowledged) { u64::MAX.saturating_sub(1) } else { acked };
-    let open = editions.iter().zip(ends).filter(|(_, end)| *end > acked);
+    // What holders of permits were told counts until the version settles.
+    let told = editions.iter().any(Edition::lends_permits);
+    let open = editions.iter().zip(ends).filter(|(_, end)| told || *end > acked);
     let parts = open.filter_map(|(e, _)| e.part(region));
     parts.fold(Default::default(), |(r, c): (Rate, Tokens), p| (r.max(p.rate), c.max(p.cap())))
 }

@@ -173,6 +173,10 @@ impl Ledger {
     /// regions whose records were written.
     pub(super) fn reset(&mut self, terms: &Terms<'_>) -> Vec<RegionId> {
         let mut pushed = Vec::new();
+        if terms.permits {
+            // Whoever has them gives them back.
+            return pushed;
+        }
         for record in self.records.iter_mut().filter(|r| r.live && r.offer_burst.is_positive()) {
             record.granted += record.offer_burst;
             record.push = record.push.saturating_add(1);

@@ -8,7 +8,8 @@
 //!   passed (as after a change that takes everything from everyone and gives it back: that is how it is done);
 //! - of **windows** that have begun nothing is left, neither in the pool nor in reserves. They are those that have begun by the
 //!   time of day of a majority of the *new* members: what the old ones said does not count;
-//! - what **counts** (logs, counters, permits) is taken for used until the restore is a window old;
+//! - what **counts** (logs, counters, permits) is taken for used until the restore is a window old; permits that are lent stay with one
+//!   region until it has settled: by then those that holders have of the old cluster have ended;
 //! - epochs and node ids leap ahead of any that the old cluster can have given out: what it says is not heard.
 
 use super::entry::{Applied, LEVEL, RegionId, SetPolicies};
@@ -18,7 +19,7 @@ use super::{PolicyOutcome, Pool, REGIONS_MAX};
 use crate::quota::amount::Tokens;
 use crate::quota::bucket::Unseen;
 use crate::quota::counted::Kind;
-use crate::quota::policy::{Policy, RegionName};
+use crate::quota::policy::{Mode, Policy, RegionName};
 
 /// What is assumed of quotas' windows that have begun, and of limits that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,14 @@ impl Pool {
             Some(_) => true,
             None => policy.window().is_some() && spent == Spent::AsKnown,
         };
-        let kept = policies.iter().filter(|policy| stays(policy)).cloned().collect();
+        let first = members.iter().find(|name| !witnesses.contains(name))?;
+        let kept = policies.iter().filter(|policy| stays(policy)).map(|policy| {
+            match policy.lends_permits() && spent == Spent::All {
+                true => all_of(policy, first),
+                false => policy.clone(),
+            }
+        });
+        let kept = kept.collect();
         self.must_set(kept)?;
         self.must_set(policies)?;
         self.advance(|_| true);
@@ -104,4 +112,9 @@ impl Pool {
         let outcome = self.set_policies(&set, &mut Applied::default());
         matches!(outcome, PolicyOutcome::Set(_)).then_some(())
     }
+}
+
+/// The same limit, as one region's alone: there is nothing to lend.
+fn all_of(policy: &Policy, region: &RegionName) -> Policy {
+    Policy { mode: Mode::Split, weights: [(region.clone(), 1)].into(), ..policy.clone() }
 }

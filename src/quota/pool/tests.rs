@@ -2,6 +2,7 @@
 
 mod counted;
 mod members;
+mod permits;
 mod replay;
 mod resets;
 mod restore;

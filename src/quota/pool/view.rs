@@ -206,7 +206,7 @@ impl Pool {
     }
 
     /// A copy of a bucket's books at Raft time `tau`.
-    fn ledger_at(&self, slot: &Slot, terms: &Terms<'_>, bucket: BucketId, tau: Micros) -> Ledger {
+    pub(super) fn ledger_at(&self, slot: &Slot, terms: &Terms<'_>, bucket: BucketId, tau: Micros) -> Ledger {
         let kept = self.buckets.get(&bucket).filter(|ledger| ledger.policy == slot.id);
         let mut ledger = kept.unwrap_or(&slot.unseen).clone();
         match self.windows.booked(bucket) {

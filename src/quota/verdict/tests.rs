@@ -133,8 +133,13 @@ fn fields_of_limits_that_count() {
     let per = Window::Length { seconds: 900 };
     let quota = Quota { quota: 5, per, algorithm: Algorithm::SlidingLog };
     let login = Policy { limit: Limit::Quota(quota), ..policy("login", bucket) };
-    let full =
-        Seen { fits: false, left: 0, wait: Some(Micros::millis(899_001)), reset: Micros::seconds(899) };
+    let full = Seen {
+        fits: false,
+        left: 0,
+        wait: Some(Micros::millis(899_001)),
+        reset: Micros::seconds(899),
+        lasts: Micros::ZERO,
+    };
     let counted = |policy: &Policy, seen: &Seen| {
         Verdict::new(vec![LimitVerdict::counted(policy.into(), 0, seen, Reason::OverLimit)], 1, true)
     };
@@ -153,7 +158,7 @@ fn fields_of_limits_that_count() {
     assert_eq!((never.retry_after, never.state.as_str()), (None, "\"login\";r=0"));
     let permits = Concurrent { permits: 3, ttl: Micros::seconds(60) };
     let exports = Policy { limit: Limit::Concurrent(permits), ..policy("exports", bucket) };
-    let free = Seen { fits: true, left: 2, wait: None, reset: Micros::seconds(60) };
+    let free = Seen { fits: true, left: 2, reset: Micros::seconds(60), ..Seen::default() };
     assert_eq!(
         lines(&counted(&exports, &free))[..2],
         ["ratelimit-policy: \"exports\";q=3;qu=\"concurrent-requests\"", "ratelimit: \"exports\";r=2;t=60"]

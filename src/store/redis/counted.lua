@@ -4,12 +4,16 @@
 --   1 counters  a string '<ddd': when the present window began, what the one before and this one have counted
 --   2 log       a sorted set: one member for each time at which something was admitted, by that time; '>dd' the running sum before
 --               and after
---   3 permits   a sorted set: one member for each permit in use, by when it ends; 16 bytes lease, '<I4' which of its permits
+--   3 permits   a sorted set: one member for each permit in use, by when it ends; 16 bytes lease, '<I4' which of its permits;
+--               and where more are lent to the region, its slice: a bucket of no rate and no level, whose lease is all that matters
 -- Every key lives until nothing in it counts any more.
 
 local COUNTERS, LOG, PERMITS = 1, 2, 3
 local PARTS = 1048576
 local UNITS_MAX = 4294967296
+local UNIT = 1000000
+local NEW_PART = 4
+local LENT_LEASE_MAX = 656900000
 
 local call = redis.call
 
@@ -132,10 +136,21 @@ local function until_at_most(c, room)
   return permits_gone(c, need)
 end
 
+-- What may be used now, without what is lent.
+local function own(c)
+  return now < c.til and min(c.limit, c.held) or c.limit
+end
+
+-- What new permits may be given out against, of what is lent.
+local function lent_for_new(c)
+  return c.lent_til - late >= div(c.span, NEW_PART) and c.lent or 0
+end
+
 -- How long until `cost` more fits; -1: never.
 local function wait(c, cost)
-  local wanted = c.mine + cost
+  local wanted, lent = c.mine + cost, lent_for_new(c)
   local function under(limit)
+    limit = limit + lent
     return wanted <= limit and until_at_most(c, limit - wanted) or -1
   end
   if now >= c.til then
@@ -166,14 +181,23 @@ local function over(c)
   return last[2] and tonumber(last[2]) or 0
 end
 
--- Reads the counts of KEYS[first..], as ARGV[5] describes them: '<Bdddd' kind, limit, span; until when no more than how much
--- may be used.
-local function load_counts(first)
+-- Reads the counts of KEYS[first..], as ARGV[5] describes them: '<BdddddB' kind, limit, span; until when no more than how much
+-- may be used; for how long what was lost may count; 1 if more may be lent. What is, is in the buckets after the first `skip` ones,
+-- in the same order.
+local function load_counts(first, slices, skip)
   local counts, from = {}, 1
   for i = first, #KEYS do
-    local c = { key = KEYS[i], carried = 0, stored = 0, fresh = 0, mine = 0 }
-    c.kind, c.limit, c.span, c.til, c.held, from = unpack_at('<Bdddd', ARGV[5], from)
-    local known = generation_start + c.span
+    local c = { key = KEYS[i], carried = 0, stored = 0, fresh = 0, mine = 0, lent = 0, lent_til = 0 }
+    local life, may_be_lent
+    c.kind, c.limit, c.span, c.til, c.held, life, may_be_lent, from = unpack_at('<BdddddB', ARGV[5], from)
+    if may_be_lent == 1 then
+      skip = skip + 1
+      local slice = slices[skip]
+      if slice.seq and slice.deadline > late then
+        c.lent, c.lent_til = floor(slice.burst / UNIT), slice.deadline
+      end
+    end
+    local known = generation_start + max(c.span, life)
     if not generation_full and now < known then
       c.held, c.til = 0, max(c.til, known)
     end
@@ -234,7 +258,7 @@ end
 
 -- Checks one charge against what those before it leave. Returns whether it fits, and how long until it does.
 local function check_count(c, act, cost, lease)
-  local force = now < c.til and min(c.limit, c.held) or c.limit
+  local force = own(c)
   local used = c.carried + c.stored + c.fresh
   if c.kind == PERMITS and act >= 2 then
     local left = lasts(c, lease, cost)
@@ -242,7 +266,7 @@ local function check_count(c, act, cost, lease)
       return 0, -1
     end
     if act == 2 then
-      if used > force then
+      if used > force + c.lent then
         return 0, left
       end
       return 1, -1
@@ -250,7 +274,7 @@ local function check_count(c, act, cost, lease)
     c.stored = max(c.stored - cost, 0)
     return 1, -1
   end
-  if cost > 0 and used + cost > force then
+  if cost > 0 and used + cost > force + lent_for_new(c) then
     return 0, wait(c, cost)
   end
   if cost ~= 0 and not (c.kind == PERMITS and act == 0) then
@@ -266,14 +290,32 @@ local function check_count(c, act, cost, lease)
   return 1, -1
 end
 
--- Does what was decided about permits.
+-- When permits end that are taken or renewed now: rule 2 of quota/counted/lent.rs.
+local function end_of(c, act, cost, lease)
+  local til = late + c.span
+  if c.lent <= 0 then
+    return til
+  end
+  local before = act == 2 and tonumber(call('ZSCORE', c.key, lease .. pack('<I4', 1)) or 0) or 0
+  local later = call('ZCOUNT', c.key, text(c.lent_til + 1), '+inf')
+  if before > c.lent_til then
+    later = later - cost
+  end
+  if later + cost <= own(c) then
+    return til
+  end
+  return max(min(til, c.lent_til), before)
+end
+
+-- Does what was decided about permits. Returns how long they last.
 local function change_permits(c, act, cost, lease)
   call('ZREMRANGEBYSCORE', c.key, '-inf', text(now))
+  local ends = act == 3 and late or end_of(c, act, cost, lease)
   for member in members(lease, cost) do
     if act == 3 then
       call('ZREM', c.key, member)
     else
-      call('ZADD', c.key, text(late + c.span), member)
+      call('ZADD', c.key, text(ends), member)
     end
   end
   c.stored, c.fresh = call('ZCOUNT', c.key, text(now + 1), '+inf'), 0
@@ -281,6 +323,7 @@ local function change_permits(c, act, cost, lease)
   if til > 0 then
     call('PEXPIRE', c.key, text(floor((til - now + KEEP_MARGIN) / 1000) + 1))
   end
+  return max(ends - late, 0)
 end
 
 local function save_counters(c)

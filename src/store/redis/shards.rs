@@ -17,7 +17,7 @@ use super::wire::Batch;
 use super::{Lane, RedisStore, pump};
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::{EXACT_MAX, Generation, Shape, Unseen};
-use crate::quota::counted::{Act, Seen};
+use crate::quota::counted::{Act, Allowance, Seen};
 use crate::quota::policy::BucketId;
 use crate::store::{
     CountCharge, Install, Prepare, Prepared, StoreError, Take, TakeCharge, Taken, TakenCharge,
@@ -326,6 +326,7 @@ impl RedisStore {
             let (lane, clock) = self.lane(shard)?;
             for ask in &mut asks {
                 ask.unseen = ask.unseen.map(|unseen| clock.unseen(ask.shape, unseen));
+                ask.permits = ask.permits.map(|allowance| clock.allowance(allowance));
             }
             Ok::<_, StoreError>((places, lane.prepare(asks).await?.1))
         });
@@ -346,6 +347,7 @@ impl RedisStore {
             let (lane, clock) = self.lane(shard)?;
             for record in &mut records {
                 record.unseen = record.unseen.map(|unseen| clock.unseen(record.shape, unseen));
+                record.permits = record.permits.map(|allowance| clock.allowance(allowance));
                 record.grant.deadline = clock.sooner(record.grant.deadline);
             }
             Ok::<_, StoreError>((places, lane.install(records).await?))
@@ -428,10 +430,13 @@ impl ShardClock {
             charge.unseen = charge.unseen.map(|unseen| self.unseen(charge.shape, unseen));
         }
         for charge in &mut take.counts {
-            if charge.allowance.until > Micros::ZERO {
-                charge.allowance.until = self.later(charge.allowance.until);
-            }
+            charge.allowance = self.allowance(charge.allowance);
         }
+    }
+
+    fn allowance(self, allowance: Allowance) -> Allowance {
+        let held = allowance.until > Micros::ZERO;
+        Allowance { until: if held { self.later(allowance.until) } else { allowance.until }, ..allowance }
     }
 
     /// Windows are told by the daemon's clock, and put onto the shard's later on.

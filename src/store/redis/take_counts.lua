@@ -1,20 +1,21 @@
 -- Requests as for take.lua, some of which have charges on counted limits, too. (Those that have none go to take.lua, which is
 -- shorter.)
 --
--- KEYS[2]  and further: first buckets, then counts
+-- KEYS[2]  and further: first buckets, then slices of counts, then counts
 -- ARGV[4]  for each request: as for take.lua; then 'B' how many charges on counts; for each of them '<HBBd': number of the count
 --          (from 1), 1 if all depends on it, act (0 count, 1 acquire, 2 renew, 3 release), the cost; with an act also 16
 --          bytes lease
--- ARGV[5]  for each count '<Bdddd': see load_counts
--- ARGV[6]  '<H' how many of the keys are buckets
--- Answers  as take.lua; after the charges of a request, for each charge on a count '<Bddd': fits; left afterwards; how
---          long until it fits (-1: never); how long until nothing counts any more
+-- ARGV[5]  for each count: see load_counts
+-- ARGV[6]  '<HH' how many of the keys are buckets, and slices
+-- Answers  as take.lua; after the charges of a request, for each charge on a count '<Bdddd': fits; left afterwards; how
+--          long until it fits (-1: never); how long until nothing counts any more; how long permits last that it took or renewed
 local refused = enter()
 if refused then
   return refused
 end
-local split = unpack_at('<H', ARGV[6])
-local buckets, counts = load(split + 1), load_counts(split + 2)
+local split, slices = unpack_at('<HH', ARGV[6])
+local buckets = load(split + slices + 1)
+local counts = load_counts(split + slices + 2, buckets, split)
 local answer, requests, from = { 'K', pack('<d', now) }, ARGV[4], 1
 local size, all = 2, #requests
 
@@ -79,7 +80,7 @@ while from <= all do
     local claim = claims[i]
     local c = claim.c
     if allowed == 1 and claim.fits == 1 and claim.act > 0 and c.kind == PERMITS then
-      change_permits(c, claim.act, claim.cost, claim.lease)
+      claim.lasts = change_permits(c, claim.act, claim.cost, claim.lease)
     end
   end
 
@@ -94,10 +95,9 @@ while from <= all do
   for i = 1, m do
     local claim = claims[i]
     local c = claim.c
-    local force = now < c.til and min(c.limit, c.held) or c.limit
-    local left = max(force - c.carried - c.stored - c.fresh, 0)
+    local left = max(own(c) + c.lent - c.carried - c.stored - c.fresh, 0)
     size = size + 1
-    answer[size] = pack('<Bddd', claim.fits, left, claim.wait, max(over(c) - now, 0))
+    answer[size] = pack('<Bdddd', claim.fits, left, claim.wait, max(over(c) - now, 0), claim.lasts or 0)
   end
 end
 save(buckets)

@@ -73,6 +73,13 @@ impl Stem {
         Key::from(Bytes::from(key))
     }
 
+    /// What is lent to a region of a bucket's permits; with the bucket's hash tag.
+    pub(super) fn slice(&self, id: &BucketId) -> Key {
+        let mut key = self.bucket(id).as_bytes().to_vec();
+        key.push(b's');
+        Key::from(Bytes::from(key))
+    }
+
     /// A call of `beat.lua`; a `life` of zero only looks.
     pub(super) fn beat(&self, life: Micros, full: bool) -> Call {
         let flag = Bytes::from_static(if full { b"1" } else { b"0" });
@@ -121,6 +128,46 @@ impl Stem {
         }
         self.call(window, keys, shapes, rest)
     }
+
+    /// The same about permits ([`Prepare::permits`] is there).
+    pub(super) fn prepare_permits(&self, window: (Micros, Micros), asks: &[Prepare]) -> Call {
+        let mut rest = Vec::new();
+        for ask in asks {
+            put(&mut rest, exact_u64(ask.seq));
+            put(&mut rest, exact(ask.hold_burst.0));
+        }
+        let of = asks.iter().map(|ask| (ask.bucket, ask.permits.unwrap_or_default()));
+        self.on_permits(window, of.collect(), rest)
+    }
+
+    /// See [`Self::prepare_permits`].
+    pub(super) fn install_permits(&self, window: (Micros, Micros), records: &[Install]) -> Call {
+        let mut rest = Vec::new();
+        for Install { grant, .. } in records {
+            for number in [exact_u64(grant.seq), i64::from(grant.push)] {
+                put(&mut rest, number);
+            }
+            for amount in [grant.burst.0, grant.rate.0, grant.deadline.0] {
+                put(&mut rest, exact(amount));
+            }
+        }
+        let of = records.iter().map(|record| (record.bucket, record.permits.unwrap_or_default()));
+        self.on_permits(window, of.collect(), rest)
+    }
+
+    fn on_permits(&self, window: (Micros, Micros), of: Vec<(BucketId, Allowance)>, rest: Vec<u8>) -> Call {
+        let slices = of.iter().map(|(id, _)| self.slice(id));
+        let keys = std::iter::once(self.meta.clone()).chain(slices);
+        let keys = keys.chain(of.iter().map(|(id, _)| self.bucket(id)));
+        let (mut shapes, mut allowances) = (Vec::new(), Vec::new());
+        for (_, allowance) in &of {
+            put_shape(&mut shapes, Shape::default(), None);
+            put_allowance(&mut allowances, Kind::Permits, allowance);
+        }
+        let mut call = self.call(window, keys.collect(), shapes, rest);
+        call.args.push(allowances.into());
+        call
+    }
 }
 
 /// Requests that travel in one call: either such as have charges on token buckets alone, or any.
@@ -133,6 +180,8 @@ pub(super) struct Batch {
     shapes: Vec<u8>,
     counts: BucketMap<(u16, Kind, Allowance)>,
     count_order: Vec<BucketId>,
+    /// Counts of which more may be lent.
+    slices: Vec<BucketId>,
     allowances: Vec<u8>,
     requests: Vec<u8>,
     sizes: Vec<Size>,
@@ -191,17 +240,25 @@ impl Batch {
     }
 
     /// Which script it is for, the call, and what to expect of its answer.
-    pub(super) fn into_call(self, stem: &Stem, window: (Micros, Micros)) -> (TakeScript, Call, Vec<Size>) {
+    pub(super) fn into_call(
+        mut self,
+        stem: &Stem,
+        window: (Micros, Micros),
+    ) -> (TakeScript, Call, Vec<Size>) {
         let mut keys = Vec::with_capacity(self.order.len() + self.count_order.len() + 1);
         keys.push(stem.meta.clone());
-        keys.extend(self.order.iter().chain(&self.count_order).map(|id| stem.bucket(id)));
+        keys.extend(self.order.iter().map(|id| stem.bucket(id)));
+        keys.extend(self.slices.iter().map(|id| stem.slice(id)));
+        keys.extend(self.count_order.iter().map(|id| stem.bucket(id)));
+        self.slices.iter().for_each(|_| put_shape(&mut self.shapes, Shape::default(), None));
         let mut call = stem.call(window, keys, self.shapes, self.requests);
         if !self.counted {
             return (TakeScript::Buckets, call, self.sizes);
         }
-        let buckets = u16::try_from(self.order.len()).unwrap_or(u16::MAX);
         call.args.push(self.allowances.into());
-        call.args.push(Bytes::copy_from_slice(&buckets.to_le_bytes()));
+        let sizes = [self.order.len(), self.slices.len()];
+        let sizes = sizes.map(|n| u16::try_from(n).unwrap_or(u16::MAX).to_le_bytes());
+        call.args.push(Bytes::copy_from_slice(sizes.as_flattened()));
         (TakeScript::Counts, call, self.sizes)
     }
 
@@ -230,8 +287,9 @@ impl Batch {
         };
         self.requests.put_u16_le(number);
         self.requests.push(u8::from(charge.enforce));
-        // A cost of 2^53 is still exact, and more than any bucket holds.
-        put(&mut self.requests, charge.cost.0.clamp(-EXACT_MAX, EXACT_MAX + 1));
+        // A cost of 2^53 is still exact, and more than any bucket holds. What gives back twice as much is exact, too (it is even), and fills
+        // a window's bucket however far below zero that is.
+        put(&mut self.requests, charge.cost.0.clamp(-2 * EXACT_MAX, EXACT_MAX + 1));
     }
 
     fn put_count(&mut self, charge: &CountCharge) {
@@ -239,11 +297,10 @@ impl Batch {
         let number = match self.counts.entry(charge.bucket) {
             Entry::Occupied(known) => known.get().0,
             Entry::Vacant(new) => {
-                let Allowance { limit, span, until, held } = charge.allowance;
                 new.insert((next, charge.kind, charge.allowance));
                 self.count_order.push(charge.bucket);
-                self.allowances.push(charge.kind.number());
-                [limit, span.0, until.0, held].iter().for_each(|x| put(&mut self.allowances, exact(*x)));
+                put_allowance(&mut self.allowances, charge.kind, &charge.allowance);
+                self.slices.extend(charge.allowance.lent.map(|_| charge.bucket));
                 next
             }
         };
@@ -286,6 +343,7 @@ pub(super) fn taken(answer: Bytes, sizes: &[Size]) -> Result<Vec<Taken>, Fault> 
                 left: body.number()?,
                 wait: Some(Micros(body.number()?)).filter(|wait| *wait >= Micros::ZERO),
                 reset: Micros(body.number()?),
+                lasts: Micros(body.number()?),
             })
         });
         Ok(Taken { allowed, now, charges, counts: counts.collect::<Result<_, Fault>>()? })
@@ -316,7 +374,18 @@ pub(super) fn prepared(answer: Bytes, count: usize) -> Result<(Micros, Vec<Prepa
     Ok((now, (0..count).map(one).collect::<Result<_, Fault>>()?))
 }
 
-/// What `install.lua` answered to so many records.
+/// The same of `prepare_permits.lua`.
+pub(super) fn prepared_permits(answer: Bytes, count: usize) -> Result<(Micros, Vec<Prepared>), Fault> {
+    let mut body = Body::open(answer)?;
+    let now = Micros(body.number()?);
+    let one = |_| {
+        let (leased, level) = (body.flag()?, Tokens(body.number()?));
+        Ok(Prepared { leased, level, burst: Tokens(body.number()?), ..Prepared::default() })
+    };
+    Ok((now, (0..count).map(one).collect::<Result<_, Fault>>()?))
+}
+
+/// What `install.lua` (or `install_permits.lua`) answered to so many records.
 pub(super) fn installed(answer: Bytes, count: usize) -> Result<Vec<Tokens>, Fault> {
     let mut body = Body::open(answer)?;
     body.number()?;
@@ -410,6 +479,14 @@ impl Body {
 
 fn nonsense() -> Fault {
     Fault::Unknown("an answer is cut short or not one of its scripts'".to_owned())
+}
+
+/// As `load_counts` reads it.
+fn put_allowance(to: &mut Vec<u8>, kind: Kind, allowance: &Allowance) {
+    let Allowance { limit, span, until, held, life, lent } = *allowance;
+    to.push(kind.number());
+    [limit, span.0, until.0, held, life.0].iter().for_each(|x| put(to, exact(*x)));
+    to.push(u8::from(lent.is_some()));
 }
 
 /// What [`put_shape`] writes.

@@ -3,6 +3,7 @@
 use super::rules::{A, B, ack, apply, cluster, set};
 use super::support::*;
 use crate::quota::amount::{Micros, Tokens};
+use crate::quota::counted::lent::kept;
 use crate::quota::policy::*;
 use crate::quota::pool::*;
 
@@ -82,7 +83,7 @@ fn leases_that_were_given_for_longer_are_waited_for() {
     change(&mut pool, permits(4, 10, [3, 1]));
     let hold = pool.unseen(0, A).unwrap();
     assert_eq!(hold.level, Tokens::whole(2));
-    assert_eq!(hold.at + Micros::seconds(10) - pool.tau(), Micros::seconds(100));
+    assert_eq!(hold.at + kept(Micros::seconds(10)) - pool.tau(), kept(Micros::seconds(100)));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::rules::{A, B, BUCKET, ack, apply, ask, asked, limit, set, usable};
 use super::support::*;
 use crate::quota::amount::{Micros, Rate, Tokens};
+use crate::quota::counted::lent;
 use crate::quota::policy::*;
 use crate::quota::pool::*;
 
@@ -181,6 +182,38 @@ fn what_counts_is_taken_for_used_for_a_window() {
     // A change looks again at what is held back: a window later nothing is.
     apply(&mut new, 900_000, vec![]);
     apply(&mut new, 1, set(vec![limit(1, 1, 0)]));
+}
+
+#[test]
+fn permits_are_not_lent_while_holders_of_the_old_cluster_may_have_them() {
+    let ttl = Micros::seconds(10);
+    let permits = Limit::Concurrent(Concurrent { permits: 10, ttl });
+    let old = cluster(vec![Policy { limit: permits, ..hourly(30, Mode::Strict) }]);
+    assert_eq!((old.level(), old.free(0, BUCKET, old.tau())), (LEVEL, Tokens::whole(7)));
+    let known = restored(&old, &ALL, &[], Spent::AsKnown).unwrap();
+    assert_eq!(known.free(0, BUCKET, known.tau()), Tokens::whole(7));
+    let mut new = restored(&old, &["r1", "r2", "tie"], &["tie"], Spent::All).unwrap();
+    let ask_for_all = |new: &mut Pool, seq| {
+        let epoch = new.epoch(B).0;
+        let asks = asked(new, Ask { epoch, want: Tokens::whole(9), ..ask(B, seq) });
+        apply(new, 1, asks);
+        new.record(BUCKET, B).map_or(0, |record| record.offer_burst.floor())
+    };
+    let held = new.unseen(0, B).map(|unseen| unseen.level);
+    assert_eq!(held, Some(Tokens::ZERO), "nor are its own given out before they have ended");
+    join(&mut new, B);
+    assert_eq!(ask_for_all(&mut new, 1), 0);
+    let version = new.version();
+    apply(&mut new, 20_000, vec![]);
+    apply(&mut new, 1, [B, C].map(|region| ack(region, version)).to_vec());
+    assert_eq!(ask_for_all(&mut new, 2), 0);
+    apply(&mut new, lent::kept(lent::kept(ttl)).0 / 1_000 - 10, vec![]);
+    assert!(!new.settled());
+    assert_eq!(ask_for_all(&mut new, 3), 0);
+    apply(&mut new, 20, vec![]);
+    assert_eq!((new.settled(), ask_for_all(&mut new, 4)), (true, 7));
+    let parts = [B, C].map(|region| new.usable(0, region).map(|part| part.burst.floor()));
+    assert_eq!(parts, [Some(2), Some(1)]);
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl StoreBucket {
         let bucket = self.bucket(bare, now);
         let shrunk = bucket.shrink(plan.hold_burst, rate);
         bucket.fence(fence, bare.session, Moment::at(now));
-        InStore { leased: shrunk.leased, returned: shrunk.returned, level: bucket.level() }
+        InStore { leased: shrunk.leased, returned: shrunk.returned, level: bucket.level(), held: None }
     }
 
     pub fn install(&mut self, bare: &Bare, grant: &bucket::Grant, now: Micros) {

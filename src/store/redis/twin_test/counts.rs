@@ -1,6 +1,7 @@
 //! Limits that count, in Redis and by `quota::counted`.
 
 use super::*;
+use crate::quota::counted::lent::{self, LENT_LEASE_MAX, Slice};
 use crate::quota::counted::{self, Act, Allowance, Counted, Kind, permits::LeaseId};
 use crate::store::CountCharge;
 
@@ -11,6 +12,8 @@ const EACH: usize = 2;
 #[derive(Default)]
 pub(super) struct Counts {
     stored: HashMap<BucketId, Counted>,
+    /// Those that this call has changed.
+    spans: HashMap<BucketId, Micros>,
     allowances: Vec<(Kind, Allowance)>,
     /// Leases that were given out, with how many permits, and of which bucket.
     leases: Vec<(usize, LeaseId, i64)>,
@@ -19,6 +22,15 @@ pub(super) struct Counts {
     pub(super) renewals: [u64; 2],
     /// Renewals of leases that are there, and of which there are too many.
     pub(super) refused: u64,
+    /// Permits that do not last for a whole span.
+    pub(super) cut_short: u64,
+    /// Slices of which more was kept than there was to be.
+    pub(super) kept: u64,
+}
+
+/// Is it a bucket of these?
+pub(super) fn is_one(id: &BucketId) -> bool {
+    id.0[0] >= 100
 }
 
 impl Counts {
@@ -27,15 +39,21 @@ impl Counts {
     }
 
     /// The charges on counts of one request, checked; to be committed when it is known whether all fits.
-    pub(super) fn check(&self, take: &Take, generation: Generation, when: Moment) -> Drafted {
+    pub(super) fn check(
+        &self,
+        take: &Take,
+        generation: Generation,
+        slice: impl Fn(BucketId) -> Slice,
+        when: Moment,
+    ) -> Drafted {
         let (asked, charges) = take.numbered_counts();
         let settled = asked.iter().map(|(id, kind, allowance)| {
             let mut count = self.stored.get(id).cloned().unwrap_or_else(|| Counted::new(*kind));
             count.settle(allowance.span, when.now);
-            (count, allowance.under(generation, when.now))
+            (count, allowance.under(generation, when.now).with(slice(*id)))
         });
         let settled: Vec<_> = settled.collect();
-        let checked = counted::check(&settled, &charges, when.now);
+        let checked = counted::check(&settled, &charges, when);
         Drafted { ids: asked.iter().map(|(id, ..)| *id).collect(), charges, settled, checked }
     }
 
@@ -44,19 +62,25 @@ impl Counts {
         for ((id, (count, allowance)), _) in
             draft.ids.iter().zip(draft.settled).zip(changed).filter(|(_, changed)| *changed)
         {
-            // Redis keeps no key for nothing.
-            if count.keep_until(allowance.span) == bucket::KEEP_MARGIN {
-                self.stored.remove(id);
-            } else {
-                self.stored.insert(*id, count);
-            }
+            self.spans.insert(*id, allowance.span);
+            self.stored.insert(*id, count);
         }
         seen
+    }
+
+    /// At the end of a call: Redis keeps no key for nothing.
+    pub(super) fn forget(&mut self) {
+        let spans = std::mem::take(&mut self.spans);
+        self.stored.retain(|id, count| {
+            spans.get(id).is_none_or(|span| count.keep_until(*span) != bucket::KEEP_MARGIN)
+        });
     }
 
     /// Tells what was tried: a trace that never denies, or only denies, shows nothing.
     pub(super) fn note(&mut self, take: &Take, taken: &Taken) {
         for (charge, seen) in take.counts.iter().zip(&taken.counts) {
+            let lasts = seen.lasts.is_positive().then_some(seen.lasts);
+            self.cut_short += u64::from(lasts.is_some_and(|lasts| lasts < charge.allowance.span));
             match charge.act {
                 Act::Renew(_) => {
                     self.renewals[usize::from(seen.fits)] += 1;
@@ -106,7 +130,9 @@ impl Trace<'_> {
             Some((_, known)) if kind != Kind::Permits => known.span,
             _ => Micros(span),
         };
-        let allowance = Allowance { limit, span, until: Micros(until), held };
+        let lent = (kind == Kind::Permits && self.rng.random_bool(0.7)).then(Slice::default);
+        let life = Micros(self.rng.random_range(0..2) * self.rng.random_range(0..80_000_000));
+        let allowance = Allowance { limit, span, until: Micros(until), held, life, lent };
         match self.counts.allowances.get_mut(i) {
             Some(known) => *known = (kind, allowance),
             None => self.counts.allowances.push((kind, allowance)),
@@ -170,5 +196,91 @@ impl Trace<'_> {
             act,
             enforce: self.rng.random_bool(0.7),
         }
+    }
+
+    /// Permits, and what the region may use of them.
+    fn permits(&mut self) -> (BucketId, Allowance) {
+        let i = 2 * EACH + self.rng.random_range(0..EACH);
+        let allowance = Allowance { lent: Some(Slice::default()), ..self.counts.allowances[i].1 };
+        (BucketId([100 + u8::try_from(i).unwrap(); 16]), allowance)
+    }
+
+    /// What is in use of permits, by the model.
+    fn in_use(&self, id: BucketId, allowance: &Allowance, when: Moment) -> (Counted, Allowance) {
+        let count = self.counts.stored.get(&id).cloned().unwrap_or_else(|| Counted::new(Kind::Permits));
+        (count, allowance.under(self.model.generation, when.now))
+    }
+
+    pub(super) async fn prepares_permits(&mut self) {
+        let (window, when) = self.tick().await;
+        let mut asks = Vec::new();
+        for _ in 0..self.rng.random_range(1..3) {
+            let (bucket, allowance) = self.permits();
+            self.seq += self.rng.random_range(0..2_u64);
+            let hold_burst = Tokens(self.rng.random_range(0..8_000_000));
+            asks.push(Prepare {
+                bucket,
+                shape: Shape::default(),
+                unseen: None,
+                seq: self.seq,
+                hold_burst,
+                hold_rate: Rate::ZERO,
+                permits: Some(allowance),
+            });
+        }
+        let call = self.stem.prepare_permits(window, &asks);
+        let answer = self.run(&self.scripts.prepare_permits, call).await;
+        let prepared = answer.and_then(|answer| wire::prepared_permits(answer, asks.len()));
+        let Some(when) = when else { return assert_eq!(prepared.unwrap_err(), Fault::Clock) };
+        let mut expected = Vec::new();
+        for ask in &asks {
+            let before = self.model.settle(ask.bucket, Shape::default(), None, when);
+            let (count, allowance) = self.in_use(ask.bucket, &ask.permits.unwrap(), when);
+            let mut b = before;
+            let kept = lent::shrink(&mut b, &count, &allowance, ask.hold_burst, when.now);
+            b.fence_for(LENT_LEASE_MAX, ask.seq, self.model.session, when);
+            self.model.put(ask.bucket, true, b);
+            self.counts.kept += u64::from(kept.leased && kept.held > ask.hold_burst);
+            let (leased, level, burst) = (kept.leased, kept.left, kept.held);
+            expected.push(Prepared { leased, level, burst, ..Prepared::default() });
+        }
+        assert_eq!(prepared.unwrap(), (when.now, expected), "{asks:?}");
+        self.check_expiry().await;
+    }
+
+    pub(super) async fn installs_permits(&mut self) {
+        let (window, when) = self.tick().await;
+        let mut records = Vec::new();
+        for _ in 0..self.rng.random_range(1..3) {
+            let (bucket, allowance) = self.permits();
+            self.seq += self.rng.random_range(0..2_u64);
+            let grant = Grant {
+                seq: self.seq,
+                push: self.rng.random_range(0..3),
+                granted: Tokens::ZERO,
+                burst: Tokens::whole(self.rng.random_range(0..8)),
+                rate: Rate::ZERO,
+                deadline: Micros(self.now + self.rng.random_range(-1_000_000..60_000_000)),
+            };
+            let shape = Shape::default();
+            records.push(Install { bucket, shape, unseen: None, grant, permits: Some(allowance) });
+        }
+        let call = self.stem.install_permits(window, &records);
+        let answer = self.run(&self.scripts.install_permits, call).await;
+        let levels = answer.and_then(|answer| wire::installed(answer, records.len()));
+        let Some(when) = when else { return assert_eq!(levels.unwrap_err(), Fault::Clock) };
+        for record in &records {
+            let before = self.model.settle(record.bucket, Shape::default(), None, when);
+            let mut b = before;
+            b.install(&record.grant, self.model.session, when);
+            self.model.put(record.bucket, before != b, b);
+        }
+        let expected = records.iter().map(|record| {
+            let b = self.model.settle(record.bucket, Shape::default(), None, when);
+            let (count, allowance) = self.in_use(record.bucket, &record.permits.unwrap(), when);
+            lent::left(&b, &count, &allowance, when.now)
+        });
+        assert_eq!(levels.unwrap(), expected.collect::<Vec<_>>(), "{records:?}");
+        self.check_expiry().await;
     }
 }
