@@ -12,7 +12,7 @@
 //!    A renewal is under the same rule, so a permit above the reserve goes on only as the region's lease does.
 //!
 //! So a region that is cut off comes down to its reserve by itself, just when the pool takes its slice back. No permit is given out for
-//! less than a quarter of what a full one lasts ([`Slice::for_new`]). A lease is long enough ([`lease`]) for a region that renews it at
+//! less than a quarter of what a full one lasts (`Slice::for_new`). A lease is long enough ([`lease`]) for a region that renews it at
 //! half time always to have a whole `ttl` left of it.
 //!
 //! **Giving back.** A region lowers its capacity in the store first, and there in one step with a look at what is in use ([`shrink`]): it keeps
