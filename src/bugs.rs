@@ -88,6 +88,14 @@ bugs! {
     PermitsGivenUpInUse = "permits-given-up-in-use",
     /// Buckets that the store does not hold are full after a change of policies.
     FullAfterPolicyChange = "full-after-policy-change",
+    /// What a region has lent of its reserve counts in a later term of the log, too, whose clock it was not measured by.
+    LoanOutlivesTerm = "loan-outlives-term",
+    /// What is lent of idle reserve backs leases that end later than the loan.
+    LoanBacksLongerLease = "loan-backs-longer-lease",
+    /// A region goes on using the reserve that it has lent.
+    ReserveUsedWhileLent = "reserve-used-while-lent",
+    /// A store that has lost its data takes nothing for lent.
+    LoansForgottenOnLoss = "loans-forgotten-on-loss",
 }
 
 impl std::fmt::Display for Bug {

@@ -16,6 +16,7 @@
 //! | reserve | the part of a limit that each region may always spend, with no word from anyone |
 //! | pool | the rest of the limit, lent to regions through Raft |
 //! | lease, slice | a part of a pool lent to a region: tokens, burst, rate, and when it ends |
+//! | loan | a part of the rate of an idle reserve, lent by its region to the pool for 30 s where others are short |
 //! | window, turn | what a quota is for: a unit of the calendar or a length of time; one such span, from its beginning to its end |
 //! | time of day | the latest that the wall clocks of a majority of the regions have reached, forward only: what windows turn by |
 //! | count | what a bucket of a limit that counts keeps: two counters, a log, or the permits in use |
@@ -75,6 +76,8 @@
 //!   of what a region held and what it was offered until the region says that it has shrunk.
 //! - **A lease ends at the region first.** It counts from before the ask was sent, on the store's clock, shortened by the drift; the pool
 //!   counts from the commit, on the Raft clock, which runs slow.
+//! - **A lender comes last.** What a region lends of its reserve backs only leases that end before the loan does, within the term whose clock
+//!   it was measured by; the region uses it again later than that, by its store's clock.
 //! - **Never full because missing.** A store that lost its data, or cannot prove that it did not, starts empty.
 //! - **Unknown is not failed.** What was sent and not answered may have happened: errors say which it is, nothing is retried
 //!   blindly, and every step that is retried is idempotent.

@@ -22,10 +22,8 @@ mod timing;
 mod types;
 mod word;
 
-use crate::clock;
-use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::policy::{Policy, RegionName};
-use crate::quota::pool::{Applied, Op, Pool, Stamp};
+use crate::quota::pool::{Applied, Op, Pool};
 use crate::telemetry::metrics::RaftMetrics;
 use crate::tls::{TlsError, TlsFiles};
 use std::path::PathBuf;
@@ -35,7 +33,7 @@ use tokio::time::Instant;
 
 pub use changes::{ChangeFeed, Changes};
 pub use members::VOTERS_MAX;
-pub use replica::Replica;
+pub use replica::{AppliedAt, Replica};
 pub use save::{Saved, SavedHeader, restore};
 pub use seat::find as find_seat;
 
@@ -256,30 +254,6 @@ impl std::ops::Deref for PoolRead<'_> {
 
     fn deref(&self) -> &Pool {
         &self.0
-    }
-}
-
-/// The newest stamp applied on this replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AppliedAt {
-    /// The stamp.
-    pub stamp: Stamp,
-    /// When it was applied, on [`crate::clock::now`]'s clock.
-    pub at: Micros,
-}
-
-impl AppliedAt {
-    /// A pool that came from a disk or a peer. How old it is nobody knows: its time counts from now on, as if it were new, since whoever
-    /// goes by Raft time may believe that less has passed than has, and never more.
-    fn from_here(pool: &Pool) -> Self {
-        Self { stamp: Stamp { term: pool.term(), tau: pool.tau() }, at: clock::now() }
-    }
-
-    /// Raft time at this moment, at the least. `pool` must have been held (for reading) since before this was asked for: it is of
-    /// one instant with it then.
-    #[must_use]
-    pub fn tau(&self, pool: &Pool, now: Micros) -> Micros {
-        pool.tau() + (now - self.at).or_zero().discount(DRIFT_PPM)
     }
 }
 
@@ -601,6 +575,10 @@ pub trait Log: Clone + Send + Sync + 'static {
     /// If it cannot be remembered: then the version must not be acknowledged.
     fn acknowledge(&self, version: u64) -> impl Future<Output = std::io::Result<()>> + Send;
 
+    /// Do all members apply operations up to this level, as far as this one has heard? Those of a newer one come to nothing, with
+    /// whatever is proposed along with them.
+    fn is_known_to_all(&self, level: u32) -> bool;
+
     /// Does this region lead, as far as it knows?
     fn leads(&self) -> bool;
 
@@ -632,6 +610,10 @@ impl Log for Raft {
     async fn acknowledge(&self, version: u64) -> std::io::Result<()> {
         let word = Arc::clone(&self.node.word);
         task::blocking(move || word.give(version)).await?
+    }
+
+    fn is_known_to_all(&self, level: u32) -> bool {
+        self.node.is_known_to_all(level)
     }
 
     fn leads(&self) -> bool {

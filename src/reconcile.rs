@@ -5,6 +5,7 @@
 //! bucket is the protocol's: see [`crate::quota::borrower`].
 
 mod book;
+mod lending;
 mod policies;
 mod resets;
 mod time;
@@ -16,8 +17,8 @@ use crate::limiter::table::Asking;
 use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
 use crate::quota::borrower::{Grant, InStore, Plan, Sending, Situation};
 use crate::quota::bucket;
-use crate::quota::policy::{BucketId, Part, RegionName};
-use crate::quota::pool::{Applied, Ask, AskInWindow, Join, Op, RegionId, SLOW};
+use crate::quota::policy::{BucketId, LOAN, Part, RegionName};
+use crate::quota::pool::{Applied, Ask, AskInWindow, Join, Lend, Op, RegionId, SLOW};
 use crate::raft::{ChangeFeed, Changes, Log, ProposeError};
 use crate::store::{Install, Prepare, Prepared, RegionStore, Session, StoreError};
 use crate::telemetry::metrics::Check;
@@ -42,7 +43,7 @@ const PROPOSE_WITHIN: Duration = Duration::from_secs(3);
 const REPEAT: Micros = Micros::millis(500);
 /// How long an install that failed rests before it is tried again.
 const RETRY_INSTALL: Micros = Micros::millis(20);
-/// The most buckets in one store call or one proposal.
+/// The most buckets in one store call.
 const BATCH: usize = 256;
 /// The most buckets that one round looks at; the rest is looked at in the next.
 const ROUND_MAX: usize = 4_096;
@@ -71,6 +72,8 @@ pub struct Reconcile<L, S> {
     session: Option<Session>,
     epoch: Option<u64>,
     marked_full: bool,
+    /// The store knows what of its reserves was lent when its data began.
+    marked_known: bool,
     /// A change of policies was under way at the last look.
     settling: bool,
     book: Book,
@@ -84,6 +87,14 @@ pub struct Reconcile<L, S> {
     said: Said,
     rtt: Micros,
     progress: watch::Sender<Progress>,
+}
+
+/// What all buckets of a round ask: one proposal.
+#[derive(Default)]
+struct Round {
+    ops: Vec<Op>,
+    buckets: Vec<BucketId>,
+    span: Option<Span>,
 }
 
 /// How a proposal ended.
@@ -108,6 +119,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             session: None,
             epoch: None,
             marked_full: false,
+            marked_known: false,
             settling: false,
             book: Book::default(),
             proposals: JoinSet::new(),
@@ -190,6 +202,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             if self.core.active.load().blind {
                 self.read_policies();
             }
+            self.marked_known = false;
             self.joined_at = Micros::ZERO - Micros::seconds(3_600);
             if planted(Bug::NoEpoch) && self.epoch.is_some() {
                 return;
@@ -235,6 +248,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         } else {
             changes.records.iter().map(|(_, bucket)| *bucket).collect()
         };
+        self.meet_the_short(&buckets);
         self.read_records(buckets);
     }
 
@@ -300,6 +314,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             self.propose(ops, Vec::new(), Span::none());
         }
         self.mark_full().await;
+        self.mark_known().await;
         self.fill_reset().await;
     }
 
@@ -409,12 +424,14 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             return;
         }
         self.last_round = now;
+        let mut round = Round::default();
         for batch in due.chunks(BATCH) {
             let plans = self.consider(batch, now);
             if !plans.is_empty() {
-                self.ask(plans).await;
+                self.ask(plans, &mut round).await;
             }
         }
+        self.propose_round(round);
         self.core.metrics.buckets.set(i64::try_from(self.book.len()).unwrap_or(i64::MAX));
     }
 
@@ -423,6 +440,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let mut plans = Vec::new();
         let active = self.core.active.load_full();
         let store_now = self.store.now();
+        let may_lend = self.raft.is_known_to_all(Lend::LEVEL);
         let pool = self.raft.pool();
         let pool = pool.read();
         let applied_at = self.raft.applied_at();
@@ -454,6 +472,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 queued_max: offered.largest,
                 rtt: self.rtt,
                 tau_age: age,
+                may_lend,
             });
             loan.tally.set_low_water(loan.borrower.low_water());
             let free = pool.free(policy.id, *bucket, tau);
@@ -487,7 +506,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     }
 
     /// Stops using what is given up, and only then asks.
-    async fn ask(&mut self, plans: Vec<(BucketId, Plan)>) {
+    async fn ask(&mut self, plans: Vec<(BucketId, Plan)>, round: &mut Round) {
         let late = planted(Bug::StopAfterSending);
         let active = self.core.active.load_full();
         let mut prepares = Vec::with_capacity(plans.len());
@@ -503,9 +522,14 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 hold_burst: if late { Tokens::MAX } else { plan.hold_burst },
                 hold_rate: if late { Rate::MAX } else { plan.hold_rate.discount(DRIFT_PPM) },
                 permits: terms.permits(),
+                lend_rate: plan.lend,
+                lend_for: if plan.lend.is_positive() { LOAN } else { Micros::ZERO },
             });
             asking.push((bucket, plan, terms.part, terms.permits().is_some()));
         }
+        // Loans count from before the store stops using what is lent.
+        let (lent_seen, lent_at) = (self.raft.applied_at(), clock::now());
+        let lent_until = Lend::until(lent_seen.stamp, lent_at - lent_seen.at);
         let prepared = self.store.prepare(prepares).await;
         let now = clock::now();
         let (store_now, prepared) = match prepared {
@@ -522,14 +546,15 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         };
         let (Some(me), Some(epoch)) = (self.me, self.epoch) else { return };
         let seen = self.raft.applied_at();
-        let mut ops = Vec::with_capacity(asking.len());
-        let mut buckets = Vec::with_capacity(asking.len());
         let span = self.ask_span(&asking);
+        if round.ops.is_empty() {
+            round.span = Some(span);
+        }
         for ((bucket, plan, part, permits), prepared) in asking.into_iter().zip(prepared) {
             let Some(loan) = self.book.get_mut(&bucket) else { continue };
             let held = permits.then_some(if late { plan.hold_burst } else { prepared.burst });
-            let Prepared { leased, level, returned, .. } = prepared;
-            let mut store = InStore { leased, level, returned, held };
+            let Prepared { leased, level, returned, lent, .. } = prepared;
+            let mut store = InStore { leased, level, returned, held, lent };
             if late && !permits {
                 store.returned = (prepared.level - part.cap() - plan.hold_burst).or_zero();
             }
@@ -554,13 +579,15 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let next = loan.borrower.next_look(now);
             self.book.settle(bucket, next, now);
             self.core.metrics.asks.inc();
-            ops.push(match turn {
+            round.ops.push(match turn {
+                None if plan.lend.is_positive() => {
+                    Op::Lend(Lend { ask, rate: lent, until: lent_until, seen_term: lent_seen.stamp.term })
+                }
                 Some(turn) => Op::AskInWindow(AskInWindow { start: turn.start, ask }),
                 None => Op::Ask(ask),
             });
-            buckets.push(bucket);
+            round.buckets.push(bucket);
         }
-        self.propose(ops, buckets, span);
     }
 
     /// The span of a proposal: part of the traces of the requests that wait for what is asked for. So are the installs of what
@@ -633,9 +660,11 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         let until = Instant::now() + DRAIN_WITHIN;
         let plans: Vec<(BucketId, Plan)> = self.book.give_up_all(now);
         for batch in plans.chunks(BATCH) {
-            if timeout_at(until, self.ask(batch.to_vec())).await.is_err() {
+            let mut round = Round::default();
+            if timeout_at(until, self.ask(batch.to_vec(), &mut round)).await.is_err() {
                 return;
             }
+            self.propose_round(round);
         }
         while let Ok(Some(_)) = timeout_at(until, self.proposals.join_next()).await {}
     }

@@ -162,6 +162,10 @@ pub struct Prepare {
     /// It is permits, of which the region may use this: what holders have of the lease is kept, whatever is to be. Shape and rate
     /// mean nothing then.
     pub permits: Option<Allowance>,
+    /// From now on this much of the reserve's rate is lent ...
+    pub lend_rate: Rate,
+    /// ... for so long; zero: nothing is lent by this (what is lent already stays so).
+    pub lend_for: Micros,
 }
 
 /// The answer to a [`Prepare`].
@@ -178,6 +182,8 @@ pub struct Prepared {
     pub burst: Tokens,
     /// See [`Self::burst`].
     pub rate: Rate,
+    /// How much of the reserve's rate is lent, for [`Prepare::lend_for`] at least if that was asked for.
+    pub lent: Rate,
 }
 
 /// A record of the pool, to be put into the bucket. Idempotent by (session, seq, push): `granted` counts from the
@@ -244,6 +250,13 @@ pub trait RegionStore: Store {
     /// # Errors
     /// [`StoreError::Fenced`] if `session` is not the one in force, or if it kept buckets; else see [`StoreError`].
     fn mark_full(&self, session: Session) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Buckets of whose reserve something was lent before this generation of data began have been prepared, and are stored: see
+    /// [`Generation::known`].
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if `session` is not the one in force; else see [`StoreError`].
+    fn mark_known(&self, session: Session) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// About what the store's clock reads now (zero before it was ever seen).
     fn now(&self) -> Micros;

@@ -9,6 +9,7 @@ mod bound;
 mod conservation;
 pub mod figures;
 mod floor;
+mod loans;
 #[cfg(test)]
 pub(crate) mod made_up;
 mod no_false_denial;

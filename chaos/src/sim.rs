@@ -39,7 +39,7 @@ use openraft::Openrafts;
 use permits::PermitWatch;
 use policies::Target;
 use quorate::bugs::{self, Bug};
-use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::amount::{Micros, Rate, Tokens};
 use quorate::quota::policy::{LEASE_MAX, Policy, RegionName};
 use quorate::quota::pool::{Entry, Op, Pool, Stamp};
 use quorate::raft::LogLimits;
@@ -599,10 +599,11 @@ impl Broken {
     /// What is seen, in a few words.
     #[must_use]
     pub fn seen(&self) -> &'static str {
-        const SEEN: [(&str, &str); 12] = [
+        const SEEN: [(&str, &str); 13] = [
             ("S1", "more is spent in a window than may be (S1)"),
             ("S2", "more could be spent at one instant than may be (S2)"),
             ("S3", "a lease is larger or longer than the pool says (S3)"),
+            ("S5", "a region uses what it has lent of its reserve (S5)"),
             ("S4", "the pool's books do not balance (S4)"),
             ("Q1", "more of a quota is spent in a window than may be (Q1; with `--quotas`)"),
             ("Q2", "the time of day is ahead of a majority of the clocks (Q2; with `--quotas`)"),
@@ -653,7 +654,8 @@ fn held(region: &Region, target: &Target, pool: &Pool) -> Held {
     let coming = coming.unwrap_or_default();
     let lease = part.map(|(shape, unseen)| region.shelf.lease(target.bucket, shape, unseen));
     let lease = lease.unwrap_or_default();
-    Held { region: region.name.clone(), spendable: spendable(region, target), coming, lease }
+    let idle = part.map_or(Rate::MAX, |(shape, unseen)| region.shelf.idle(target.bucket, shape, unseen));
+    Held { region: region.name.clone(), spendable: spendable(region, target), coming, lease, idle }
 }
 
 /// The pool of a cluster that was just founded.

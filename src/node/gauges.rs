@@ -111,6 +111,8 @@ struct Sums {
     free: (f64, f64),
     /// By region.
     lent: Vec<(f64, f64)>,
+    /// By region: what it lends of its reserve.
+    on_loan: Vec<f64>,
     /// The most of any bucket, of its rate and of its burst.
     committed: (f64, f64),
 }
@@ -169,6 +171,10 @@ impl Sums {
         self.free.0 += per_second(books.free.0);
         self.free.1 += tokens(books.free.1);
         self.lent.resize(self.lent.len().max(books.lent.len()), (0.0, 0.0));
+        self.on_loan.resize(self.on_loan.len().max(books.on_loan.len()), 0.0);
+        for (sum, rate) in self.on_loan.iter_mut().zip(&books.on_loan) {
+            *sum += per_second(*rate);
+        }
         let mut committed = books.reserved;
         for (sum, (rate, burst)) in self.lent.iter_mut().zip(&books.lent) {
             sum.0 += per_second(*rate);
@@ -228,7 +234,8 @@ fn parts(sums: &Sums, cut: &Cut, regions: &[RegionName]) -> Vec<(&'static str, S
     for (index, region) in regions.iter().enumerate() {
         if let Some(part) = cut.parts.get(index) {
             let n = f64::from(sums.buckets);
-            let reserve = (per_second(part.rate) * n, tokens(part.cap()) * n);
+            let on_loan = sums.on_loan.get(index).copied().unwrap_or_default();
+            let reserve = (per_second(part.rate) * n - on_loan, tokens(part.cap()) * n);
             parts.push(("reserve", region.to_string(), reserve));
         }
         parts.push(("leased", region.to_string(), sums.lent.get(index).copied().unwrap_or_default()));
@@ -307,6 +314,7 @@ mod tests {
         Books {
             whole: amounts(100),
             reserved: amounts(10),
+            on_loan: Vec::new(),
             lent: vec![amounts(lent), amounts(20)],
             free: amounts(70 - lent),
             level: Tokens::whole(5),

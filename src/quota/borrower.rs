@@ -13,12 +13,13 @@
 //!
 //! Rates are undiscounted in here. The store is given `rate.discount(DRIFT_PPM)`, for a plan's and for a grant's rate alike.
 
+mod lending;
 mod permits;
 mod windows;
 
 use super::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::demand::Demand;
-use super::policy::{BucketId, Part};
+use super::policy::{BucketId, LEASE_MIN, LOAN, Part};
 use super::pool::{Ask, Inquiry, Pool, Preview, Record, RegionId, Stamp};
 use crate::bugs::{Bug, planted};
 
@@ -67,6 +68,8 @@ pub struct Borrower {
     low_water: Tokens,
     /// Requests waited, or were denied, when it was considered last.
     starved: bool,
+    /// What of its reserve's rate it has lent (not more than), until when (or sooner).
+    lent: Option<(Rate, Micros)>,
     /// When it looked last, the pool would have served it with tokens for the requests at hand.
     on_demand: bool,
 }
@@ -132,6 +135,8 @@ pub struct Situation<'a> {
     pub rtt: Micros,
     /// How long ago the replica has applied its newest stamp.
     pub tau_age: Micros,
+    /// All members apply loans of idle reserve.
+    pub may_lend: bool,
 }
 
 /// An ask to be made.
@@ -149,6 +154,8 @@ pub struct Plan {
     pub short: Tokens,
     /// The largest cost of one request.
     pub quantum: Tokens,
+    /// It is to lend this much of its reserve's rate, for [`LOAN`]; zero: nothing.
+    pub lend: Rate,
 }
 
 /// What the store said after it has stopped using what the plan gives up.
@@ -162,6 +169,8 @@ pub struct InStore {
     pub returned: Tokens,
     /// Of permits: what must be said to be held, because holders have it.
     pub held: Option<Tokens>,
+    /// How much of the reserve's rate is lent.
+    pub lent: Rate,
 }
 
 /// Where and when an ask is made.
@@ -225,6 +234,7 @@ impl Borrower {
             self_check: SELF_CHECK,
             low_water: Tokens::MAX,
             starved: false,
+            lent: None,
             on_demand: false,
         }
     }
@@ -233,7 +243,7 @@ impl Borrower {
     /// demand goes on.
     pub fn restart(&mut self, now: Micros) {
         let seq = self.seq;
-        *self = Self { demand: self.demand, ..Self::new(now) };
+        *self = Self { demand: self.demand, lent: self.lent, ..Self::new(now) };
         self.seq = self.seq.max(seq);
         self.read.seq = self.seq;
     }
@@ -255,6 +265,10 @@ impl Borrower {
             return None;
         }
         self.next_look = s.now + LOOK_MIN;
+        if self.slice.is_some_and(|slice| slice.until <= s.now) {
+            // What it had is gone, however little the last asks brought.
+            self.gap = Micros::ZERO;
+        }
         let cut = s.pool.cut(s.policy).filter(|cut| cut.pooled)?;
         if s.pool.window(s.policy).is_some() {
             return self.consider_window(s);
@@ -268,7 +282,10 @@ impl Borrower {
         let outlook = self.outlook(s, fill.clamp(HORIZON, HORIZON_MAX));
         let ahead_of = (outlook.ahead + outlook.quantum).max(s.part.burst.percent(50));
         self.low_water = s.part.overdraft + ahead_of;
-        if !outlook.active && !outlook.leased() {
+        let lend = self.to_lend(s, &outlook);
+        let keep = Hold { burst: outlook.keep_burst, rate: outlook.keep_rate };
+        let lends = lend.is_positive().then_some(keep);
+        if !outlook.active && !outlook.leased() && lends.is_none() {
             return None;
         }
         let tau = s.pool.tau() + s.tau_age.or_zero() + s.rtt.mul_div(1, 2);
@@ -280,8 +297,9 @@ impl Borrower {
             preview = s.pool.preview(s.policy, s.bucket, tau, &inquiry)?;
         }
         self.on_demand = preview.on_demand;
-        let hold = self.reason(s, &outlook, &preview, cut.rate, cut.burst)?;
+        let hold = self.reason(s, &outlook, &preview, cut.rate, cut.burst).or(lends)?;
         Some(Plan {
+            lend,
             hold_burst: hold.burst,
             hold_rate: hold.rate,
             demand: outlook.demand,
@@ -318,6 +336,9 @@ impl Borrower {
         self.seq = self.next_seq();
         let sent = Sent { mono: sending.now, store: sending.store_now };
         self.out = Some(Out { seq: self.seq, sent, void: false });
+        if store.lent.is_positive() {
+            self.lent = Some((store.lent, sending.now + LOAN));
+        }
         self.last_ask = sending.now;
         self.next_ask = sending.now + GAP_MIN;
         Ask {
@@ -485,7 +506,7 @@ impl Borrower {
         if starved {
             demand = demand.max(Rate(1));
         }
-        let need = (demand.percent(HEADROOM_PERCENT) - s.part.rate).or_zero();
+        let need = (demand.percent(HEADROOM_PERCENT) - self.reserve_rate(s)).or_zero();
         let active = need.is_positive() || starved;
         let mut want = (demand.during(horizon) - reserve).or_zero();
         if active {
@@ -536,6 +557,11 @@ impl Borrower {
         let mut hold = Hold { burst: o.keep_burst, rate: o.keep_rate };
         let mut ask = o.active && self.is_low(s, o, p) && self.of_use(s, o, p);
         ask |= o.renew_due && o.active && o.rate.is_positive();
+        let lacking = (o.rate - p.steady).during(p.lease);
+        if o.renew_due && p.lease < LEASE_MIN && lacking < o.rate.during(s.rtt + s.rtt) {
+            // A loan that backs some of it ends soon. Whoever held all of it until then would have nothing for a round trip or two.
+            hold.rate = hold.rate.min(p.steady);
+        }
         if p.on_demand && o.rate.is_positive() && p.contended {
             ask = true;
             hold = Hold { burst: o.burst.min(o.over.or_zero()), rate: Rate::ZERO };
@@ -552,7 +578,8 @@ impl Borrower {
             ask = true;
             hold = Hold { burst: hold.burst.min(o.want.max(o.quantum)), rate: hold.rate.min(o.need) };
         }
-        let too_much_rate = o.rate > p.rate + p.rate.percent(10) + crumb;
+        let noise = if p.others_starve { Rate::ZERO } else { p.rate.percent(10) };
+        let too_much_rate = o.rate > p.rate + noise + crumb;
         let too_much_burst = o.burst > p.burst + p.burst.percent(25) + o.quantum.percent(25);
         if o.leased() && p.others_short && (too_much_rate || too_much_burst) {
             ask = true;
@@ -576,13 +603,13 @@ impl Borrower {
             return o.available < o.ahead + o.quantum;
         }
         // Stock up only if the reserve will not have refilled by the next request.
-        let until_next = Tokens(s.part.rate.mul_div(o.quantum.0, o.demand.0.max(1)).0);
+        let until_next = Tokens(self.reserve_rate(s).mul_div(o.quantum.0, o.demand.0.max(1)).0);
         o.available < o.quantum && (o.starved || o.available + until_next < o.quantum)
     }
 
     /// Would asking for more bring something, or must the pool hear of what it does not know?
     fn of_use(&self, s: &Situation<'_>, o: &Outlook, p: &Preview) -> bool {
-        let have = s.part.rate + o.rate;
+        let have = self.reserve_rate(s) + o.rate;
         let gain = if p.on_demand {
             // Stock up only where the tokens keep; otherwise only for a request that waits. (A larger one that came before it and found too
             // little is no reason to leave it waiting.)

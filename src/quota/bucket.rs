@@ -13,7 +13,7 @@
 
 use super::amount::{Level, Micros, Rate, Tokens};
 use super::calendar::Turn;
-use super::policy::LEASE_MAX;
+use super::policy::{LEASE_MAX, LOAN};
 use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
 
@@ -82,11 +82,22 @@ pub struct Generation {
     /// Store time at which this generation of data began.
     pub start: Micros,
     /// Nothing was spent before it began: buckets that were never seen are full. Otherwise they are empty at `start`,
-    /// and refill from then on.
+    /// and refill from [`Self::refills_from`] on.
     pub full: bool,
+    /// Buckets whose reserve was lent before this generation began are stored: the others were not lent.
+    pub known: bool,
 }
 
 impl Generation {
+    /// When what the store does not hold begins to refill. A store that has lost its data does not know what its region had lent
+    /// of its reserve: until somebody who does has seen to it ([`Self::known`]), all of it is presumed to have been lent at the
+    /// last moment.
+    #[must_use]
+    pub fn refills_from(self) -> Micros {
+        let known = self.known || planted(Bug::LoansForgottenOnLoss);
+        if known { self.start } else { self.start + LOAN }
+    }
+
     /// What a bucket that the store does not hold is at `now`, all told; `None`: full.
     ///
     /// A change of policy works this out under the *old* shape, before it calls [`Unseen::after_change`].
@@ -95,12 +106,13 @@ impl Generation {
         if self.full {
             return unseen;
         }
+        let from = self.refills_from();
         match unseen {
-            Some(u) if u.at > self.start => {
-                let refilled = shape.rate.during(u.at.min(now) - self.start).or_zero();
+            Some(u) if u.at > from => {
+                let refilled = shape.rate.during(u.at.min(now) - from).or_zero();
                 Some(Unseen { level: u.level.min(refilled), at: u.at })
             }
-            _ => Some(Unseen { level: Tokens::ZERO, at: self.start }),
+            _ => Some(Unseen { level: Tokens::ZERO, at: from }),
         }
     }
 }
@@ -124,14 +136,24 @@ impl Unseen {
     /// change, expires `c0/r0` later, and by then holds `c0 * r1/r0` (a cut) or at least `c0` (a raise: it gains room, no
     /// tokens).
     ///
+    /// Where something of the reserve may be `lent`, that bucket has not refilled for up to [`LOAN`] more, and neither has what is
+    /// worked out here.
+    ///
     /// `before` is what this function returned for the change before (see also [`Generation::unseen`]).
     #[must_use]
-    pub fn after_change(old: Shape, new: Shape, before: Option<Self>, now: Micros) -> Option<Self> {
+    pub fn after_change(
+        old: Shape,
+        new: Shape,
+        lent: bool,
+        before: Option<Self>,
+        now: Micros,
+    ) -> Option<Self> {
         if old == new {
             return before;
         }
         // At rate 0 a bucket that is not full does not expire.
         let fill = old.rate.time_for(old.cap).map_or(Micros::ZERO, |t| t.min(KEEP_MAX));
+        let fill = if lent && old.rate.is_positive() { fill + LOAN } else { fill };
         let scaled = |level: Tokens| {
             if new.rate < old.rate { level.mul_div(new.rate.0, old.rate.0) } else { level }
         };
@@ -180,19 +202,25 @@ impl Unseen {
     /// more than what it knows itself, nor than `in_pool`, which the replicas know (both by the store's clock).
     ///
     /// `before` is what it used until now. A daemon that has just started does not know: if the store has lost data meanwhile, and a
-    /// change is not long past, nobody can say what such a bucket holds, and it is taken to be empty.
+    /// change is not long past, nobody can say what such a bucket holds, and it is taken to be empty. `lent`: something of the
+    /// reserve may be.
     #[must_use]
     pub fn adopt(
         before: Option<(Shape, Option<Self>)>,
         new: Shape,
+        lent: bool,
         in_pool: Option<Self>,
         generation: Generation,
         now: Micros,
     ) -> Option<Self> {
         let known = match before {
             Some((old, unseen)) if old == new => unseen,
-            Some((old, unseen)) => Self::after_change(old, new, generation.unseen(old, unseen, now), now),
-            None if in_pool.is_some() && !generation.full => Some(Self { level: Tokens::ZERO, at: now }),
+            Some((old, unseen)) => {
+                Self::after_change(old, new, lent, generation.unseen(old, unseen, now), now)
+            }
+            None if in_pool.is_some() && !generation.full => {
+                Some(Self { level: Tokens::ZERO, at: if lent { now + LOAN } else { now } })
+            }
             None => None,
         };
         match (known, in_pool) {
@@ -243,6 +271,17 @@ pub struct Bucket {
     lease: Option<Lease>,
     /// When its window ends, if it has one.
     ends: Option<Micros>,
+    lent: Option<Lent>,
+}
+
+/// A part of the reserve's rate that the region has lent to the pool: it does not refill with it. No session matters here: it
+/// stays lent, whoever attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// So much ...
+    pub rate: Rate,
+    /// ... until this store time.
+    pub until: Micros,
 }
 
 /// The record that was installed last, and what is left of its slice.
@@ -270,13 +309,22 @@ impl Bucket {
             let unspent = since > Micros::ZERO && (generation.full || since > generation.start);
             let level = if unspent { shape.cap } else { Tokens::ZERO };
             let ends = unseen.map(|u| Micros(exact(u.level.0)));
-            return Self { shape, level: Level::new(level), at: now, hold: now, lease: None, ends };
+            return Self {
+                shape,
+                level: Level::new(level),
+                at: now,
+                hold: now,
+                lease: None,
+                ends,
+                lent: None,
+            };
         }
         let (level, from) = match generation.unseen(shape, unseen, now) {
             None => (shape.cap, now),
             Some(u) => (Tokens(exact(u.level.0)).min(shape.cap), u.at),
         };
-        Self { shape, level: Level::new(level), at: from.min(now), hold: from, lease: None, ends: None }
+        let (level, at) = (Level::new(level), from.min(now));
+        Self { shape, level, at, hold: from, lease: None, ends: None, lent: None }
     }
 
     /// Brings it to `when`, under this shape and session.
@@ -295,22 +343,33 @@ impl Bucket {
         self.lease = self.lease.filter(|lease| lease.session == session);
         if let Some(lease) = &mut self.lease {
             let until = when.now.min(lease.deadline);
-            let (lent, burst) = (lease.rate, lease.burst);
-            let (level, at) = (&mut self.level, &mut self.at);
-            let held = until.min(self.hold);
-            level.accrue(lent, held - *at, cap_sum(cap, burst));
-            *at = (*at).max(held);
-            level.accrue(rate_sum(rate, lent), until - *at, cap_sum(cap, burst));
-            *at = (*at).max(until);
+            let (borrowed, burst) = (lease.rate, lease.burst);
             if lease.deadline <= when.late {
                 (lease.burst, lease.rate) = (Tokens::ZERO, Rate::ZERO);
             }
+            let held = until.min(self.hold);
+            self.level.accrue(borrowed, held - self.at, cap_sum(cap, burst));
+            self.at = self.at.max(held);
+            self.refill(rate, borrowed, until, cap_sum(cap, burst));
         }
         self.lease = self.lease.filter(|lease| lease.guard > when.late);
         let burst = self.lease.map_or(Tokens::ZERO, |lease| lease.burst);
-        self.level.accrue(rate, when.now - self.at.max(self.hold), cap_sum(cap, burst));
-        self.at = self.at.max(when.now);
+        self.at = self.at.max(self.hold.min(when.now));
+        self.refill(rate, Rate::ZERO, when.now, cap_sum(cap, burst));
+        self.lent = self.lent.filter(|lent| lent.until > when.now);
         self.shape = shape;
+    }
+
+    /// The reserve, less what of it is lent, and what is borrowed flow in until then.
+    fn refill(&mut self, reserve: Rate, borrowed: Rate, until: Micros, cap: Tokens) {
+        if let Some(lent) = self.lent {
+            let end = until.min(lent.until);
+            let left = (reserve - lent.rate).or_zero();
+            self.level.accrue(rate_sum(left, borrowed), end - self.at, cap);
+            self.at = self.at.max(end);
+        }
+        self.level.accrue(rate_sum(reserve, borrowed), until - self.at, cap);
+        self.at = self.at.max(until);
     }
 
     /// The reserve that it was settled under last.
@@ -337,10 +396,35 @@ impl Bucket {
         cap_sum(self.shape.cap, self.lease.map_or(Tokens::ZERO, |lease| lease.burst))
     }
 
-    /// Its refill rate now, with a live lease's.
+    /// Its refill rate now, with a live lease's and without what of the reserve is lent.
     #[must_use]
     pub fn rate(&self) -> Rate {
-        rate_sum(self.shape.rate, self.lease.map_or(Rate::ZERO, |lease| lease.rate))
+        let reserve = self.lent.map_or(self.shape.rate, |lent| (self.shape.rate - lent.rate).or_zero());
+        rate_sum(reserve, self.borrowed().0)
+    }
+
+    /// What it has on lease: rate and burst.
+    #[must_use]
+    pub fn borrowed(&self) -> (Rate, Tokens) {
+        self.lease.map_or_else(Default::default, |lease| (lease.rate, lease.burst))
+    }
+
+    /// What of the reserve is lent now.
+    #[must_use]
+    pub fn on_loan(&self) -> Option<Lent> {
+        self.lent
+    }
+
+    /// From now on this much of the reserve's rate is lent, for so long. What is lent already stays lent, and for as long:
+    /// the pool may go on counting the one or the other. Returns what is lent now.
+    pub fn lend(&mut self, rate: Rate, length: Micros, when: Moment) -> Rate {
+        let before = self.lent;
+        if length > Micros::ZERO && !planted(Bug::ReserveUsedWhileLent) {
+            let rate = before.map_or(Rate::ZERO, |lent| lent.rate).max(Rate(exact(rate.0)));
+            let until = before.map_or(Micros::ZERO, |lent| lent.until).max(when.late + length);
+            self.lent = Some(Lent { rate, until });
+        }
+        if planted(Bug::ReserveUsedWhileLent) { rate } else { self.lent.map_or(Rate::ZERO, |lent| lent.rate) }
     }
 
     /// The burst of a live lease, and store time of its end.
@@ -422,7 +506,8 @@ impl Bucket {
     #[must_use]
     pub fn keep_until(&self) -> Micros {
         let fill = self.shape.rate.time_for(self.shape.cap - self.level.tokens);
-        let full = self.at.max(self.hold) + fill.map_or(KEEP_MAX, |t| t.min(KEEP_MAX));
+        let lent = self.lent.map_or(self.at, |lent| lent.until);
+        let full = self.at.max(self.hold).max(lent) + fill.map_or(KEEP_MAX, |t| t.min(KEEP_MAX));
         let full = self.ends.unwrap_or(full);
         self.lease.map_or(full, |lease| full.max(lease.guard)) + KEEP_MARGIN
     }

@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub const LEASE_MIN: Micros = Micros::seconds(10);
 /// A bucket that takes long to fill lends for longer, up to this.
 pub const LEASE_MAX: Micros = Micros::seconds(60);
+/// A region lends of its reserve for so long, by the clock of its store.
+pub const LOAN: Micros = Micros::seconds(30);
 /// The reserve where a policy names none: of the rate (what an idle region keeps, nobody else can use) ...
 pub const RESERVE_RATE_DEFAULT: Share = Share::percent(2);
 /// ... and of the burst.

@@ -4,19 +4,19 @@
 //!
 //! [`Pool::apply`] is the only door to the state, and every replica goes through it with the same entries; a region reads
 //! what it was granted in its own replica. Nothing in an entry can make it panic, or lend more than there is.
-//!
-//! Not here yet, and the place kept open: lending of idle reserve.
 
 mod clock;
 mod decide;
 pub mod entry;
 mod former;
 mod ledger;
+mod loans;
 mod members;
 mod permits;
 mod policies;
 mod resets;
 mod restore;
+mod shards;
 mod view;
 mod walk;
 mod wall;
@@ -28,11 +28,12 @@ mod tests;
 pub use clock::RaftClock;
 pub use decide::SLOW;
 pub use entry::{
-    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, LEVEL, NoReset, Op, PolicyOutcome,
-    RegionId, RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
+    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, LEVEL, Lend, NoReset, Op,
+    PolicyOutcome, RegionId, RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
-pub use former::{AsPoolV4, PoolV1, PoolV2, PoolV3, PoolV4};
+pub use former::{AsPoolV4, AsPoolV5, PoolV1, PoolV2, PoolV3, PoolV4, PoolV5};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
+pub use loans::{LENT_MAX_PERCENT, LOANS_MAX, Loan};
 pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};
 pub use permits::PermitsView;
 pub use policies::{POLICIES_MAX, VERSIONS_MAX};
@@ -43,9 +44,11 @@ pub use wall::Reading;
 
 use self::decide::Decision;
 use self::ledger::Ledger;
+use self::loans::{Loans, terms};
 use self::members::Members;
 use self::policies::{Policies, Slot, Terms};
 use self::resets::Resets;
+use self::shards::Shards;
 use self::windows::Windows;
 use super::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::bucket::Unseen;
@@ -53,8 +56,6 @@ use super::calendar::Turn;
 use super::policy::{BucketId, Cut, Part, Policy, RegionName, Window};
 use crate::bugs::{Bug, planted};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 
 /// Operations of one entry beyond this many are ignored: whoever proposed them asks again.
@@ -65,20 +66,21 @@ pub const BUCKETS_MAX: usize = 4_000_000;
 const EVICT_STEP: usize = 16;
 
 /// The pool of a cluster. Snapshots hold it as it is: change its layout, or that of anything in it, and they need a new
-/// format (see [`PoolV1`] to [`PoolV4`]).
+/// format (see [`PoolV1`] to [`PoolV5`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     members: Members,
     tau: Micros,
     term: u64,
     policies: Policies,
-    buckets: BTreeMap<BucketId, Ledger>,
+    buckets: Shards,
     /// Where the search for buckets to forget goes on.
     evict_after: Option<BucketId>,
     resets: Resets,
     windows: Windows,
     /// See [`Pool::level`]; 0: it has never been raised.
     level: u32,
+    loans: Loans,
 }
 
 /// A policy in force.
@@ -112,7 +114,9 @@ impl Pool {
             self.apply_op(op, &mut applied);
         }
         self.windows.walls.advance(&self.members, self.tau);
-        self.evict(EVICT_STEP.saturating_add(entry.ops.len().min(OPS_MAX)));
+        let step = EVICT_STEP.saturating_add(entry.ops.len().min(OPS_MAX));
+        self.evict(step);
+        self.loans.sweep(step, self.tau);
         applied
     }
 
@@ -210,6 +214,12 @@ impl Pool {
         self.policies.slot(policy)?.unseen_part(region, self.tau)
     }
 
+    /// May something of a policy's reserves be lent (or was, not long ago)?
+    #[must_use]
+    pub fn may_lend(&self, policy: u32) -> bool {
+        self.policies.slot(policy).is_some_and(Slot::may_lend)
+    }
+
     /// The windows of a policy's quota; `None`: it has none.
     #[must_use]
     pub fn window(&self, policy: u32) -> Option<Window> {
@@ -286,6 +296,10 @@ impl Pool {
             Op::Ask(ask) => self.ask(ask, None, applied),
             Op::AskInWindow(AskInWindow { start, ask }) => self.ask(ask, Some(*start), applied),
             Op::TimeOfDay(told) => self.time_of_day(told),
+            Op::Lend(lend) => {
+                self.raise_to(op);
+                self.lend(lend, applied);
+            }
             Op::Join(join) => self.join(join, applied),
             Op::SetPolicies(set) => applied.policies = Some(self.set_policies(set, applied)),
             Op::Ack(ack) => self.ack(ack, applied),
@@ -440,7 +454,7 @@ impl Pool {
 
     /// A region that leaves is given nothing any more.
     fn ledgers_forget_demand(&mut self, region: RegionId) {
-        let records = self.buckets.values_mut().flat_map(|ledger| &mut ledger.records);
+        let records = self.buckets.of_mut(&|_| true).flat_map(|(_, ledger)| &mut ledger.records);
         for record in records.filter(|record| record.region == region) {
             (record.demand, record.want) = Default::default();
         }
@@ -464,7 +478,7 @@ impl Pool {
         loop {
             let gone = self.policies.settle(self.tau).ids;
             if !gone.is_empty() {
-                self.buckets.retain(|_, ledger| gone.binary_search(&ledger.policy).is_err());
+                self.buckets.forget(|policy| gone.binary_search(&policy).is_ok());
                 self.windows.retain(|bucket| self.buckets.contains_key(bucket));
             }
             // What a majority says now, not what one has said some time: it may have been that of another cluster.
@@ -514,22 +528,22 @@ impl Pool {
     }
 
     fn ask(&mut self, ask: &Ask, window: Option<Micros>, applied: &mut Applied) {
-        let sent = ask.seen.tau + ask.age.or_zero();
-        let standing = self.members.standing(ask.region);
-        let of_old = ask.epoch != self.members.epoch(ask.region).0 && !planted(Bug::NoEpoch);
-        let too_late = self.tau - sent > MAX_AGE;
-        if standing == Standing::Out || of_old || too_late {
+        if !self.counts(ask, window) {
             return;
         }
+        let standing = self.members.standing(ask.region);
         let Some(slot) = self.policies.slot(ask.policy) else { return };
-        let Some(terms) = slot.terms().filter(|terms| terms.cut.pooled) else { return };
+        let Some(terms) = slot.terms() else { return };
         let Ok(turn) = self.open_window(slot, window) else { return };
-        let terms = turn.map_or(terms, |turn| self.windows.terms_in(slot.id, turn, terms));
+        let terms = match turn {
+            Some(turn) => self.windows.terms_in(slot.id, turn, terms),
+            None => Terms { lent: self.loans.of(ask.bucket, slot.id, self.term), ..terms },
+        };
         if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&ask.bucket) {
             return;
         }
         let windows = &mut self.windows;
-        let ledger = self.buckets.entry(ask.bucket).or_insert_with(|| match turn {
+        let ledger = self.buckets.get_or_insert_with(ask.bucket, || match turn {
             Some(turn) => windows.open(ask.bucket, turn, &terms, slot.unseen.clone()),
             None => slot.unseen.clone(),
         });
@@ -547,11 +561,27 @@ impl Pool {
         }
     }
 
+    /// Does this ask say anything that may count, newer than its record or not?
+    fn counts(&self, ask: &Ask, window: Option<Micros>) -> bool {
+        let sent = ask.seen.tau + ask.age.or_zero();
+        let of_old = ask.epoch != self.members.epoch(ask.region).0 && !planted(Bug::NoEpoch);
+        let too_late = self.tau - sent > MAX_AGE;
+        if self.members.standing(ask.region) == Standing::Out || of_old || too_late {
+            return false;
+        }
+        let slot = self.policies.slot(ask.policy);
+        let slot = slot.filter(|slot| slot.terms().is_some_and(|terms| terms.cut.pooled));
+        slot.is_some_and(|slot| self.open_window(slot, window).is_ok())
+    }
+
     /// Brings the buckets of these policies to the pool's Raft time, under the terms in force.
     fn advance(&mut self, of: impl Fn(u32) -> bool) {
-        for (id, ledger) in self.buckets.iter_mut().filter(|(_, ledger)| of(ledger.policy)) {
+        let of = &of;
+        self.loans.cut_down(&self.policies);
+        for (id, ledger) in self.buckets.of_mut(of) {
             let slot = self.policies.slot(ledger.policy);
-            if let Some(terms) = slot.and_then(|slot| self.windows.terms(slot, *id)) {
+            let terms = slot.and_then(|slot| terms(&self.windows, &self.loans, self.term, slot, *id));
+            if let Some(terms) = terms {
                 Windows::reckon(self.windows.booked_mut(id), &terms, ledger);
                 ledger.advance(&terms, self.tau);
             }
@@ -561,14 +591,14 @@ impl Pool {
     /// Looks at the next `many` buckets, and forgets those that are no worse off than a bucket never seen, and those whose window is
     /// over.
     fn evict(&mut self, many: usize) {
-        let from = self.evict_after.map_or(Bound::Unbounded, Bound::Excluded);
         let wall = self.wall(self.tau).unwrap_or_default();
         let mut idle = Vec::new();
         let mut last = None;
-        for (id, ledger) in self.buckets.range_mut((from, Bound::Unbounded)).take(many) {
+        for (id, ledger) in self.buckets.after_mut(self.evict_after).take(many) {
             last = Some(*id);
             let Some(slot) = self.policies.slot(ledger.policy) else { continue };
-            let Some(terms) = self.windows.terms(slot, *id) else { continue };
+            let terms = terms(&self.windows, &self.loans, self.term, slot, *id);
+            let Some(terms) = terms else { continue };
             Windows::reckon(self.windows.booked_mut(id), &terms, ledger);
             ledger.advance(&terms, self.tau);
             if let Some(booked) = self.windows.booked(*id) {
@@ -581,7 +611,7 @@ impl Pool {
                 continue;
             }
             let mut unseen = slot.unseen.clone();
-            unseen.advance(&terms, self.tau);
+            unseen.advance(&Terms { lent: loans::Lent::default(), ..terms }, self.tau);
             let full = (ledger.level.tokens, ledger.level.rem) >= (unseen.level.tokens, unseen.level.rem);
             if ledger.records.is_empty() && full && !ledger.frozen {
                 idle.push(*id);
@@ -608,7 +638,7 @@ fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask, standing: Standing)
     let now = ledger.at;
     let before = ledger.level.tokens;
     let given_up = ledger.give_up(terms, ask)?;
-    let free_before = ledger.free(terms);
+    let (free_before, least_before) = (ledger.free(terms), ledger.least_free_rate(terms));
     let record = ledger.record_mut(ask.region)?;
     (record.epoch, record.seq, record.push, record.live) = (ask.epoch, ask.seq, 0, true);
     record.granted = Tokens::ZERO;
@@ -627,9 +657,14 @@ fn answer(terms: &Terms<'_>, ledger: &mut Ledger, ask: &Ask, standing: Standing)
     regions.extend(decide::distribute(terms, ledger, ask.region));
     let granted = ledger.records.iter().map(|r| r.granted).sum::<Tokens>() - granted_before;
     let (rate, burst) = ledger.free(terms);
+    // A lease that a loan backs ends before the loan does.
+    let least = ledger.least_free_rate(terms);
     let balance = if !terms.permits && ledger.level.tokens + granted > before + given_up.back {
         Err(Breach::Tokens)
-    } else if rate < free_before.0.min(Rate::ZERO) || burst < free_before.1.min(Tokens::ZERO) {
+    } else if rate < free_before.0.min(Rate::ZERO)
+        || burst < free_before.1.min(Tokens::ZERO)
+        || least < least_before.min(Rate::ZERO)
+    {
         Err(Breach::Overlent)
     } else {
         Ok(())

@@ -239,16 +239,8 @@ impl Node {
         if level <= self.replica.level() || self.replica.pool().read().regions().is_empty() {
             return Ok(Arc::clone(ops));
         }
-        let peers = &self.client.peers;
-        let metrics = self.raft.server_metrics().borrow_watched().clone();
-        for (node, member) in metrics.membership_config.nodes() {
-            let said = match *node == peers.me.node_id {
-                true => Some(peers.level),
-                false => peers.get(&member.region).and_then(|peer| peer.level()),
-            };
-            if said.is_none_or(|said| said < level) {
-                return Err(ProposeError::TooNew { node: *node });
-            }
+        if let Some(node) = self.who_may_not_know(level) {
+            return Err(ProposeError::TooNew { node });
         }
         let mut raised = vec![Op::Level(level)];
         raised.extend(ops.iter().cloned());
@@ -257,6 +249,23 @@ impl Node {
             "all regions know operations of this level: from now on older versions have no place in the cluster"
         );
         Ok(Arc::new(raised))
+    }
+
+    /// May there be operations of this level in the log, as far as this node has heard?
+    pub fn is_known_to_all(&self, level: u32) -> bool {
+        level <= self.replica.level() || self.who_may_not_know(level).is_none()
+    }
+
+    /// A member that has not said that it applies operations of this level.
+    fn who_may_not_know(&self, level: u32) -> Option<u64> {
+        let peers = &self.client.peers;
+        let metrics = self.raft.server_metrics().borrow_watched().clone();
+        let mut members = metrics.membership_config.nodes();
+        let knows = |node: u64, region: &str| match node == peers.me.node_id {
+            true => peers.level >= level,
+            false => peers.get(region).and_then(|peer| peer.level()).is_some_and(|said| said >= level),
+        };
+        members.find(|(node, member)| !knows(**node, &member.region)).map(|(node, _)| *node)
     }
 
     /// Another node has been leading for long enough that an answer from `leader` would have arrived.

@@ -1,9 +1,10 @@
 //! One copy of the pool: entries go in, readers are told, and where this node leads, stamps come out.
 
 use super::changes::Feeds;
-use super::{AppliedAt, ChangeFeed, SharedPool};
+use super::{ChangeFeed, SharedPool};
 use crate::bugs::{Bug, planted};
 use crate::clock;
+use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::pool::{Applied, Entry, Pool, RaftClock, Stamp};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -120,10 +121,34 @@ impl Replica {
     }
 }
 
+/// The newest stamp applied on this replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppliedAt {
+    /// The stamp.
+    pub stamp: Stamp,
+    /// When it was applied, on [`crate::clock::now`]'s clock.
+    pub at: Micros,
+}
+
+impl AppliedAt {
+    /// A pool that came from a disk or a peer. How old it is nobody knows: its time counts from now on, as if it were new, since whoever
+    /// goes by Raft time may believe that less has passed than has, and never more. And by whose clock it was stamped nobody knows either
+    /// (an entry that was refused changes the pool's term and not its time): term 0, which no leadership has.
+    fn from_here(pool: &Pool) -> Self {
+        Self { stamp: Stamp { term: 0, tau: pool.tau() }, at: clock::now() }
+    }
+
+    /// Raft time at this moment, at the least. `pool` must have been held (for reading) since before this was asked for: it is of
+    /// one instant with it then.
+    #[must_use]
+    pub fn tau(&self, pool: &Pool, now: Micros) -> Micros {
+        pool.tau() + (now - self.at).or_zero().discount(DRIFT_PPM)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::amount::Micros;
 
     fn pool_at(tau: i64) -> Pool {
         let replica = Replica::new(Pool::default());
@@ -139,7 +164,7 @@ mod tests {
             let pool = replica.pool();
             let pool = pool.read();
             let (seen, now) = (replica.applied_at(), clock::now());
-            assert_eq!(seen.stamp, Stamp { term: 1, tau: pool.tau() });
+            assert_eq!(seen.stamp, Stamp { term: 0, tau: pool.tau() }, "by no leader's clock");
             assert!(seen.tau(&pool, now) - pool.tau() <= now - began);
         };
         let began = clock::now();

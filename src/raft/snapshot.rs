@@ -1,11 +1,12 @@
 //! Snapshots of the pool: files that are complete or not there.
 //!
-//! A file is `QRSNAP`, a format byte (5, or 4 where the cluster has no witness and all in it is of level 1, so that older members read it;
-//! 1, whose pool had no regions that come and go, 2, which knew no resets, and 3, which knew no quotas, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both postcard), and a CRC-32
+//! A file is `QRSNAP`, a format byte (7, or what older members read for as long as all in the log is of their level: 5 where nothing has ever
+//! been lent of reserves, 4 where besides there is no witness; 1, whose pool had no regions that come and go, 2, which knew no resets, and 3, which
+//! knew no quotas, are still read), the length of the metadata (4 bytes, big-endian), the metadata and the pool (both postcard), and a CRC-32
 //! of all that. It is written beside its place, synced, renamed, and the folder synced.
 
 use super::types::SnapshotMeta;
-use crate::quota::pool::{Pool, PoolV1, PoolV2, PoolV3, PoolV4};
+use crate::quota::pool::{Pool, PoolV1, PoolV2, PoolV3, PoolV4, PoolV5};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -17,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 4 * 1_024 * 1_024 * 1_024;
 /// The newest, and the one before it, for the case that the newest cannot be read.
 const KEPT: usize = 2;
-const MAGIC: &[u8; 7] = b"QRSNAP\x05";
+const MAGIC: &[u8; 7] = b"QRSNAP\x07";
+const MAGIC_5: &[u8; 7] = b"QRSNAP\x05";
 const MAGIC_4: &[u8; 7] = b"QRSNAP\x04";
 const MAGIC_3: &[u8; 7] = b"QRSNAP\x03";
 const MAGIC_2: &[u8; 7] = b"QRSNAP\x02";
@@ -78,13 +80,15 @@ impl SnapshotFile {
 pub(super) fn write_to(out: impl Write, meta: &SnapshotMeta, pool: &Pool) -> io::Result<()> {
     let mut out = Summing { out, sum: crc32fast::Hasher::new() };
     let encoded = postcard::to_stdvec(meta).map_err(io::Error::other)?;
-    let older = pool.as_v4();
-    out.write_all(if older.is_some() { MAGIC_4 } else { MAGIC })?;
+    let (v4, v5) = (pool.as_v4(), pool.as_v5());
+    let magic = if v4.is_some() { MAGIC_4 } else { v5.as_ref().map_or(MAGIC, |_| MAGIC_5) };
+    out.write_all(magic)?;
     out.write_all(&u32::try_from(encoded.len()).map_err(io::Error::other)?.to_be_bytes())?;
     out.write_all(&encoded)?;
-    match &older {
-        Some(older) => postcard::to_io(older, &mut out).map(drop),
-        None => postcard::to_io(pool, &mut out).map(drop),
+    match (&v4, &v5) {
+        (Some(older), _) => postcard::to_io(older, &mut out).map(drop),
+        (None, Some(older)) => postcard::to_io(older, &mut out).map(drop),
+        (None, None) => postcard::to_io(pool, &mut out).map(drop),
     }
     .map_err(io::Error::other)?;
     let checksum = out.sum.clone().finalize();
@@ -111,6 +115,7 @@ pub(super) fn take_apart(content: &[u8]) -> io::Result<(SnapshotMeta, Pool)> {
     let meta = postcard::from_bytes(meta).map_err(|e| damaged(&e.to_string()))?;
     let pool = match magic {
         magic if magic == MAGIC => postcard::from_bytes(pool),
+        magic if magic == MAGIC_5 => postcard::from_bytes(pool).map(|pool: PoolV5| pool.into()),
         magic if magic == MAGIC_4 => postcard::from_bytes(pool).map(|pool: PoolV4| pool.into()),
         magic if magic == MAGIC_3 => postcard::from_bytes(pool).map(|pool: PoolV3| pool.into()),
         magic if magic == MAGIC_2 => postcard::from_bytes(pool).map(|pool: PoolV2| pool.into()),
@@ -270,7 +275,7 @@ mod tests {
     use super::*;
     use crate::quota::amount::Micros;
     use crate::quota::policy::BucketId;
-    use crate::quota::pool::{AddRegion, Entry, Op, RegionId, ResetBucket, Stamp, TimeOfDay};
+    use crate::quota::pool::{AddRegion, Ask, Entry, Lend, Op, RegionId, ResetBucket, Stamp, TimeOfDay};
 
     fn meta(index: u64) -> SnapshotMeta {
         let last_log_id = Some(LogId { leader_id: LeaderId { term: 2, node_id: 1 }, index });
@@ -384,6 +389,14 @@ mod tests {
         let (_, pool) = take_apart(&frozen).unwrap();
         assert_eq!((&pool, written(&pool, 9)), (&replayed, frozen));
         assert!(pool.members().any(|member| member.witness));
+
+        // Format 7: a loan of idle reserve, which is void already.
+        let loan = Lend { ask: Ask { policy: 0, bucket, seq: 1, ..Ask::default() }, ..Lend::default() };
+        assert!(!replayed.apply(65_537, &Entry { stamp, ops: vec![Op::Lend(loan)] }).refused);
+        let frozen = sample("pool-7.snapshot", || written(&replayed, 10));
+        let (_, pool) = take_apart(&frozen).unwrap();
+        assert_eq!((&pool, written(&pool, 10)), (&replayed, frozen));
+        assert_eq!(pool.level(), Lend::LEVEL);
     }
 
     fn file(magic: &[u8], meta: &SnapshotMeta, pool: &[u8]) -> Vec<u8> {

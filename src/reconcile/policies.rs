@@ -68,7 +68,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 let mut unseen = match Kind::of(&view.policy.limit) {
                     // What counts is in the store, or was lost and is taken for used; only what others may have used is not.
                     Some(_) => in_pool,
-                    None => Unseen::adopt(known, part.shape(), in_pool, generation, now),
+                    None => {
+                        let lent = pool.may_lend(view.id);
+                        Unseen::adopt(known, part.shape(), lent, in_pool, generation, now)
+                    }
                 };
                 if planted(Bug::FullAfterPolicyChange) || view.policy.window().is_some() {
                     unseen = None;

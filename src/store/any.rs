@@ -96,6 +96,13 @@ impl RegionStore for AnyStore {
         }
     }
 
+    async fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        match self {
+            Self::Memory(store) => store.mark_known(session),
+            Self::Redis(store) => store.mark_known(session).await,
+        }
+    }
+
     fn now(&self) -> Micros {
         match self {
             Self::Memory(store) => store.now(),

@@ -42,6 +42,7 @@ struct Inner {
     state: watch::Sender<SessionState>,
     start: Micros,
     full: AtomicBool,
+    known: AtomicBool,
 }
 
 #[derive(Default)]
@@ -66,6 +67,7 @@ impl MemoryStore {
             session,
             state: watch::Sender::new(SessionState::Attached(session)),
             full: AtomicBool::new(false),
+            known: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -92,7 +94,9 @@ impl MemoryStore {
     /// What it knows about buckets that it does not hold.
     #[must_use]
     pub fn generation(&self) -> Generation {
-        Generation { start: self.inner.start, full: self.inner.full.load(Ordering::SeqCst) }
+        let Inner { start, full, known, .. } = &*self.inner;
+        let (full, known) = (full.load(Ordering::SeqCst), known.load(Ordering::SeqCst));
+        Generation { start: *start, full, known }
     }
 
     /// See [`RegionStore::mark_full`](super::RegionStore::mark_full).
@@ -104,6 +108,18 @@ impl MemoryStore {
             return Err(StoreError::Fenced);
         }
         self.inner.full.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// See [`RegionStore::mark_known`](super::RegionStore::mark_known).
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if `session` is not its own.
+    pub fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        if session != self.inner.session {
+            return Err(StoreError::Fenced);
+        }
+        self.inner.known.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -196,6 +212,7 @@ impl MemoryStore {
         let mut bucket = self.settle(stored, ask.shape, ask.unseen, when);
         let shrunk = bucket.shrink(ask.hold_burst, ask.hold_rate);
         bucket.fence(ask.seq, self.inner.session.nonce, when);
+        let lent = bucket.lend(ask.lend_rate, ask.lend_for, when);
         shard.put(ask.bucket, bucket, true, when.now)?;
         Ok(Prepared {
             leased: shrunk.leased,
@@ -203,6 +220,7 @@ impl MemoryStore {
             returned: shrunk.returned,
             burst: shrunk.burst,
             rate: shrunk.rate,
+            lent,
         })
     }
 

@@ -48,6 +48,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
+use wire::Say;
 
 /// The slow loop's calls may take this long; they are on no request's path.
 const SLOW_TIMEOUT: Duration = Duration::from_millis(500);
@@ -200,8 +201,9 @@ impl RedisStore {
     pub fn generation(&self) -> Generation {
         let known: Option<Vec<Generation>> = self.lanes.iter().map(|lane| lane.generation(self)).collect();
         let start = known.iter().flatten().map(|generation| generation.start).max();
-        let full = known.is_some_and(|known| known.iter().all(|generation| generation.full));
-        Generation { start: start.unwrap_or_else(|| self.now()), full }
+        let all = |says: fn(&Generation) -> bool| known.as_ref().is_some_and(|known| known.iter().all(says));
+        let (full, known) = (all(|generation| generation.full), all(|generation| generation.known));
+        Generation { start: start.unwrap_or_else(|| self.now()), full, known }
     }
 
     /// See [`RegionStore::mark_full`](super::RegionStore::mark_full).
@@ -211,6 +213,17 @@ impl RedisStore {
     pub async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
         for lane in &*self.lanes {
             lane.mark_full(session).await?;
+        }
+        Ok(())
+    }
+
+    /// See [`RegionStore::mark_known`](super::RegionStore::mark_known).
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        for lane in &*self.lanes {
+            lane.mark_known(session).await?;
         }
         Ok(())
     }
@@ -267,9 +280,21 @@ impl Lane {
         if live.attached.session != session || session.kept {
             return Err(StoreError::Fenced);
         }
-        let call = live.attached.stem.beat(control::META_LIFE, true);
-        self.slow(&live, StoreCall::Beat, call, wire::beaten).await?;
-        live.attached.set_full();
+        self.say(&live, Say::Full).await
+    }
+
+    async fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        let live = self.live()?;
+        if live.attached.session != session {
+            return Err(StoreError::Fenced);
+        }
+        self.say(&live, Say::Known).await
+    }
+
+    async fn say(&self, live: &Arc<Live>, what: Say) -> Result<(), StoreError> {
+        let call = live.attached.stem.beat(control::META_LIFE, what);
+        let beaten = self.slow(live, StoreCall::Beat, call, wire::beaten).await?;
+        live.attached.heard(beaten);
         Ok(())
     }
 

@@ -115,6 +115,8 @@ async fn permits_that_are_lent(store: &AnyStore) {
             hold_burst: Tokens::whole(hold),
             hold_rate: Rate::ZERO,
             permits: Some(c.allowance),
+            lend_rate: Rate::ZERO,
+            lend_for: Micros::ZERO,
         };
         let (now, prepared) = store.prepare(vec![ask]).await.unwrap();
         (now, prepared[0].leased, prepared[0].level.floor(), prepared[0].burst.floor())

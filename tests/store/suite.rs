@@ -33,6 +33,7 @@ pub async fn suite(store: &AnyStore) {
     refills_with_time(store).await;
     a_policy_may_change(store).await;
     leases_come_and_go(store).await;
+    what_is_lent_of_the_rate_does_not_flow(store).await;
     a_record_that_is_late_has_no_effect(store).await;
     unseen_is_as_it_is_said(store).await;
     limits_are_kept(store).await;
@@ -46,7 +47,11 @@ async fn empty_until_it_is_said_that_nothing_was_spent(store: &AnyStore, session
     let other = Session { nonce: session.nonce ^ 1, kept: false };
     assert_eq!(store.mark_full(other).await, Err(StoreError::Fenced));
     assert_eq!(spend(store, b, 1).await, Ok((false, 0)));
-    assert!(!store.generation().full);
+    assert!(!store.generation().full && !store.generation().known);
+    assert_eq!(store.mark_known(other).await, Err(StoreError::Fenced));
+    store.mark_known(session).await.unwrap();
+    assert!(!store.generation().full && store.generation().known, "they refill, and are not full");
+    assert_eq!(spend(store, b, 1).await, Ok((false, 0)));
     store.mark_full(session).await.unwrap();
     assert!(store.generation().full);
     assert_eq!(spend(store, b, 1).await, Ok((true, 9)));
@@ -137,6 +142,8 @@ fn prepare(b: TestBucket, burst: i64, rate: i64) -> Prepare {
         hold_burst: Tokens::whole(burst),
         hold_rate: Rate::per_second(rate),
         permits: None,
+        lend_rate: Rate::ZERO,
+        lend_for: Micros::ZERO,
     }
 }
 
@@ -176,6 +183,38 @@ async fn leases_come_and_go(store: &AnyStore) {
     assert!(!prepared[0].leased);
     assert!(store.prepare(Vec::new()).await.unwrap().1.is_empty());
     assert!(store.install(Vec::new()).await.unwrap().is_empty());
+}
+
+async fn what_is_lent_of_the_rate_does_not_flow(store: &AnyStore) {
+    let (b, other) = (bucket(15, 1_000, 1_000), bucket(16, 1_000, 1_000));
+    assert!(spend_all(store, vec![b.charge(1_000), other.charge(1_000)]).await.0);
+    let lend = |rate, seconds| Prepare {
+        lend_rate: Rate::per_second(rate),
+        lend_for: Micros::seconds(seconds),
+        ..prepare(b, 0, 0)
+    };
+    let lent = async |ask| store.prepare(vec![ask]).await.unwrap().1[0].lent;
+    assert_eq!(lent(prepare(b, 0, 0)).await, Rate::ZERO);
+    assert_eq!(lent(lend(900, 60)).await, Rate::per_second(900));
+    assert_eq!(lent(lend(100, 1)).await, Rate::per_second(900), "neither less nor sooner than was said");
+    assert_eq!(lent(prepare(b, 0, 0)).await, Rate::per_second(900), "asks leave it as it is");
+    let seen = async |b: TestBucket| store.take(b.take(0)).await.unwrap().charges[0];
+    let before = seen(b).await;
+    assert_eq!(before.rate, Rate::per_second(100));
+    let others_before = seen(other).await.level;
+    until("the other one has refilled by half", || async {
+        seen(other).await.level >= others_before + Tokens::whole(500)
+    })
+    .await;
+    let (now, others_now) = (seen(b).await.level, seen(other).await.level);
+    assert!(now > before.level && now - before.level <= (others_now - others_before).percent(12), "a tenth");
+    // What was lent comes back by itself.
+    let short = bucket(17, 1_000, 1_000);
+    assert!(spend(store, short, 1_000).await.unwrap().0);
+    let ask = Prepare { bucket: short.id, shape: short.shape, unseen: short.unseen, ..lend(1_000, 1) };
+    assert_eq!(lent(ask).await, Rate::per_second(1_000));
+    assert_eq!(seen(short).await.rate, Rate::ZERO);
+    until("it flows again", || async { seen(short).await.rate == short.shape.rate }).await;
 }
 
 async fn a_record_that_is_late_has_no_effect(store: &AnyStore) {

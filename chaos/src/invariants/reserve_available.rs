@@ -2,10 +2,12 @@
 
 use super::figures::{count, tokens};
 use super::floor::Floor;
+use super::loans::{kept, may_have_lent};
 use super::spans::{Joined, Spans, disabled, isolated, join};
 use super::{Breach, Invariant, Verdict};
 use crate::oracle::{History, Outcome, Request, Watched};
 use quorate::quota::amount::{Micros, Tokens};
+use quorate::quota::policy::LOAN;
 
 /// Refusals that are closer together are one breach.
 const GAP: Micros = Micros::seconds(1);
@@ -20,7 +22,11 @@ const LATE: Micros = Micros::seconds(1);
 /// [`Params::restart`](crate::oracle::Params::restart)); and that pays for everything which the region may have admitted, also
 /// out of a lease. It is counted with every doubt against it, see `floor.rs`, and less
 /// [`Params::slack`](crate::oracle::Params::slack) of its rate. After a change of policy the region's bucket may be taken for
-/// empty until the old reserve would have filled, so nothing is judged for so long.
+/// empty until the old reserve would have filled, and a loan would have ended, so nothing is judged for so long.
+///
+/// While a region may have lent of its reserve (see `loans.rs`: it had little use for it and others were short, a loan's time ago
+/// or less) only the tenth of the rate counts that it never lends. A region that is cut off does not know what it had lent when its store
+/// lost its data: it starts empty a loan's time later.
 ///
 /// `Unavailable` counts as a refusal too, if it is more than
 /// [`Params::unavailable_ppm`](crate::oracle::Params::unavailable_ppm) of what the region is asked.
@@ -33,7 +39,8 @@ impl Invariant for ReserveAvailable {
     }
 
     fn promise(&self) -> &'static str {
-        "A region whose daemon and store are alive always admits its reserve, also when it is cut off from all others."
+        "A region whose daemon and store are alive always admits its reserve, also when it is cut off from all others \
+         (of the rate, nine tenths may be lent, for 30 s, to others that are short of it while the region is not)."
     }
 
     fn check(&self, history: &History) -> Verdict {
@@ -84,12 +91,14 @@ impl Seen {
         }
 
         let (mut denied, mut unavailable) = (Vec::new(), Vec::new());
-        for (request, held) in false_refusals(history, region, watched, &requests, &refused, &dead) {
+        let lent = may_have_lent(history, limit, region, watched);
+        let trouble = Trouble { dead, blind, lent };
+        for (request, held) in false_refusals(history, region, watched, &requests, &refused, &trouble) {
             let one = Refused { requests: 1, cost: request.cost, held };
             let into = if request.outcome == Outcome::Denied { &mut denied } else { &mut unavailable };
             into.push(((request.sent, request.answered), one));
         }
-        let asked = requests.iter().filter(alive).count();
+        let asked = requests.iter().filter(|r| !trouble.dead.touch(r.sent, r.answered)).count();
         let tolerated = i64::try_from(asked).unwrap_or(i64::MAX);
         let tolerated = Tokens(tolerated).mul_div(history.params.unavailable_ppm, 1_000_000).0;
         if i64::try_from(unavailable.len()).is_ok_and(|n| n <= tolerated) {
@@ -140,10 +149,21 @@ fn charged_by(request: &Request) -> Option<Micros> {
     }
 }
 
+/// What keeps a region from its reserve.
+struct Trouble {
+    /// It was disabled.
+    dead: Spans,
+    /// It reached nobody.
+    blind: Spans,
+    /// It may have lent some of it.
+    lent: Spans,
+}
+
 /// Something that happened to a region's reserve; of what happens at the same time, the first comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Edition(usize),
+    Lent(bool),
     Disabled { until: Micros },
     Refused(usize),
     Sent { cost: Tokens, answered: Micros },
@@ -157,7 +177,7 @@ fn false_refusals<'a>(
     watched: &Watched,
     requests: &[&Request],
     refused: &[&'a Request],
-    dead: &Spans,
+    trouble: &Trouble,
 ) -> Vec<(&'a Request, Tokens)> {
     let mut events: Vec<(Micros, Event)> = Vec::with_capacity(2 * requests.len());
     for request in requests {
@@ -167,17 +187,34 @@ fn false_refusals<'a>(
         }
     }
     events.extend(refused.iter().enumerate().map(|(i, request)| (request.sent, Event::Refused(i))));
-    events.extend(dead.iter().map(|(from, until)| (from, Event::Disabled { until })));
+    events.extend(trouble.dead.iter().map(|(from, until)| {
+        let until = if trouble.blind.touch(from, until) { until + LOAN } else { until };
+        (from, Event::Disabled { until })
+    }));
+    events.extend(
+        trouble
+            .lent
+            .iter()
+            .flat_map(|(from, until)| [(from, Event::Lent(true)), (until, Event::Lent(false))]),
+    );
     events.extend(watched.editions.iter().enumerate().map(|(i, edition)| (edition.from, Event::Edition(i))));
     events.sort_unstable();
 
     let spent = Spent::of(requests);
     let changes = Spans::new(watched.editions.iter().skip(1).map(|edition| (edition.from, edition.from)));
     let mut floor = Floor::default();
-    let mut found = Vec::new();
+    let (mut found, mut edition, mut lends) = (Vec::new(), 0, false);
     for (now, event) in events {
         match event {
-            Event::Edition(i) => adopt(&mut floor, history, watched, i, region),
+            Event::Edition(i) => {
+                edition = i;
+                reshape(&mut floor, history, (watched, i, region), now, lends);
+                adopt(&mut floor, history, watched, i, region);
+            }
+            Event::Lent(now_lent) => {
+                lends = now_lent;
+                reshape(&mut floor, history, (watched, edition, region), now, lends);
+            }
             Event::Disabled { until } => floor.empty(until),
             Event::Sent { cost, answered } => floor.sent(now, cost, answered),
             Event::Answered { cost } => floor.answered(now, cost),
@@ -196,12 +233,19 @@ fn false_refusals<'a>(
 
 /// The reserve of an edition comes into force.
 fn adopt(floor: &mut Floor, history: &History, watched: &Watched, edition: usize, region: usize) {
-    let (rate, cap) = watched.editions[edition].reserve(region);
     let from = watched.editions[edition].from.or_zero();
-    floor.reshape(from, history.params.rate_min(rate), cap);
     let before = edition.checked_sub(1).map(|i| watched.editions[i].reserve(region));
-    let fill = before.and_then(|(rate, cap)| rate.time_for(cap)).unwrap_or_default();
+    let fill = before.and_then(|(rate, cap)| rate.time_for(cap)).map_or(Micros::ZERO, |fill| fill + LOAN);
     floor.empty(from + history.params.restart + fill);
+}
+
+/// It fills at the rate of the reserve, or at what is kept of it.
+fn reshape(floor: &mut Floor, history: &History, of: (&Watched, usize, usize), now: Micros, lends: bool) {
+    let (watched, edition, region) = of;
+    let Some(edition) = watched.editions.get(edition) else { return };
+    let (rate, cap) = edition.reserve(region);
+    let rate = if lends { kept(rate) } else { rate };
+    floor.reshape(now.or_zero(), history.params.rate_min(rate), cap);
 }
 
 fn slack(history: &History, watched: &Watched, region: usize, now: Micros) -> Tokens {
@@ -291,6 +335,38 @@ mod tests {
         let [breach, ..] = verdict.breaches() else { panic!("{verdict:?}") };
         assert_eq!((breach.limit, breach.region), (Some(0), Some(0)));
         assert!(breach.detail.contains("in us-east: denied"), "{}", breach.detail);
+    }
+
+    /// Others ask for all of the limit, and this region for nothing, up to a second before it is cut off.
+    fn lender() -> History {
+        let mut history = history();
+        history.end = ms(100_000);
+        load(&mut history, 1, 0, 29_000, 2);
+        load(&mut history, 1, 0, 29_000, 2);
+        history.fault(0, ms(30_000), ms(100_000), "cut off").isolates = true;
+        history
+    }
+
+    #[test]
+    fn a_lender_that_is_cut_off_has_its_burst_and_a_tenth_of_the_rate_until_the_loan_is_over() {
+        let mut history = lender();
+        load(&mut history, 0, 30_000, 30_100, 1);
+        load(&mut history, 0, 31_000, 60_000, 50);
+        load(&mut history, 0, 75_000, 100_000, 5);
+        let verdict = ReserveAvailable.check(&history);
+        assert!(!verdict.is_broken(), "{verdict:?}");
+    }
+
+    #[test]
+    fn a_lender_that_keeps_less_than_a_tenth_or_lends_for_longer_breaks_it() {
+        let mut history = lender();
+        load(&mut history, 0, 30_000, 30_100, 1);
+        load(&mut history, 0, 31_000, 60_000, 150);
+        assert!(ReserveAvailable.check(&history).is_broken());
+        let mut history = lender();
+        load(&mut history, 0, 30_000, 30_100, 1);
+        load(&mut history, 0, 31_000, 95_000, 50);
+        assert!(ReserveAvailable.check(&history).is_broken());
     }
 
     #[test]

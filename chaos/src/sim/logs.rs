@@ -209,6 +209,13 @@ impl Log for AnyLog {
         }
     }
 
+    fn is_known_to_all(&self, level: u32) -> bool {
+        match self {
+            Self::Small(log) => log.is_known_to_all(level),
+            Self::Openraft(log) => log.is_known_to_all(level),
+        }
+    }
+
     fn leads(&self) -> bool {
         match self {
             Self::Small(log) => log.leads(),

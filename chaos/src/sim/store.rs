@@ -174,7 +174,22 @@ impl Shelf {
         let Some(session) = state.session else { return Default::default() };
         let now = state.clock.at(self.time.now());
         let bucket = state.settled(bucket, shape, unseen, session.nonce, now);
-        (bucket.rate() - bucket.shape().rate, bucket.cap() - bucket.shape().cap)
+        bucket.borrowed()
+    }
+
+    /// How much of the rate of this bucket's reserve is not used at this moment, as the store has it: what is lent of it; all of it, where
+    /// it does not refill yet.
+    #[must_use]
+    pub fn idle(&self, bucket: BucketId, shape: Shape, unseen: Option<Unseen>) -> Rate {
+        let state = self.state();
+        // What nobody is attached to, nobody uses.
+        let Some(session) = state.session else { return Rate::MAX };
+        let now = state.clock.at(self.time.now());
+        let bucket = state.settled(bucket, shape, unseen, session.nonce, now);
+        if bucket.refills_from() > now {
+            return Rate::MAX;
+        }
+        bucket.on_loan().map_or(Rate::ZERO, |lent| lent.rate)
     }
 
     /// What the region of this store has been granted of a bucket, its store has not got yet, and still may get: its daemon has not
@@ -239,7 +254,7 @@ impl Shelf {
         let kept = state.data.generation.is_some();
         if !kept {
             let start = state.clock.at(self.time.now());
-            state.data.generation = Some(Generation { start, full: false });
+            state.data.generation = Some(Generation { start, ..Generation::default() });
         }
         state.sessions += 1;
         let session = Session { nonce: state.sessions, kept };
@@ -380,9 +395,10 @@ impl State {
         let mut bucket = self.settled(ask.bucket, ask.shape, ask.unseen, session.nonce, now);
         let shrunk = bucket.shrink(ask.hold_burst, ask.hold_rate);
         bucket.fence(ask.seq, session.nonce, Moment::at(now));
+        let lent = bucket.lend(ask.lend_rate, ask.lend_for, Moment::at(now));
         self.data.buckets.insert(ask.bucket, bucket);
         let (leased, returned) = (shrunk.leased, shrunk.returned);
-        Prepared { leased, level: bucket.level(), returned, burst: shrunk.burst, rate: shrunk.rate }
+        Prepared { leased, level: bucket.level(), returned, burst: shrunk.burst, rate: shrunk.rate, lent }
     }
 
     fn install(&mut self, record: &Install, session: Session, now: Micros) -> Tokens {
@@ -513,6 +529,15 @@ impl RegionStore for SimStore {
         let work = move |state: &mut State, _: Session, _: Micros| {
             if let Some(generation) = state.data.generation.as_mut().filter(|_| !session.kept) {
                 generation.full = true;
+            }
+        };
+        self.shelf.call(Some(session), work).await
+    }
+
+    async fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        let work = move |state: &mut State, _: Session, _: Micros| {
+            if let Some(generation) = state.data.generation.as_mut() {
+                generation.known = true;
             }
         };
         self.shelf.call(Some(session), work).await

@@ -5,13 +5,14 @@
 //! - S2: ... nor would it if every region spent what it has at this instant, what was granted to it and is on its way, and what is
 //!   in the pool besides;
 //! - S3: no region's lease exceeds, or outlives, its liability in the committed pool;
-//! - S4: the pool's own books balance.
+//! - S4: the pool's own books balance;
+//! - S5: no region uses what it has lent of its reserve, as long as an entry might be stamped that counts on it.
 
 use super::Broken;
 use crate::oracle::Edition;
 use quorate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
 use quorate::quota::policy::{BucketId, Part, RegionName};
-use quorate::quota::pool::{Entry, Pool, Stamp};
+use quorate::quota::pool::{Entry, Op, Pool, Stamp};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -80,6 +81,8 @@ pub struct Held {
     pub coming: Tokens,
     /// What of it is lent: rate and burst.
     pub lease: (Rate, Tokens),
+    /// How much of its reserve's rate it does not use.
+    pub idle: Rate,
 }
 
 /// The watch.
@@ -118,6 +121,8 @@ pub struct Counts {
     pub windows: u64,
     /// Permits that were taken.
     pub permits: u64,
+    /// Loans of idle reserve.
+    pub loans: u64,
 }
 
 impl Counts {
@@ -130,6 +135,7 @@ impl Counts {
         self.spent += other.spent;
         self.windows += other.windows;
         self.permits += other.permits;
+        self.loans += other.loans;
     }
 }
 
@@ -175,6 +181,8 @@ impl Watch {
         let mut inner = self.inner();
         let version = inner.pool.version();
         let applied = inner.pool.apply(term, entry);
+        let lends = |op: &&Op| matches!(op, Op::Lend(_));
+        inner.counts.loans += entry.ops.iter().filter(lends).count() as u64;
         inner.counts.commits += 1;
         inner.counts.refused += u64::from(applied.refused);
         inner.counts.records += applied.records.len() as u64;
@@ -202,6 +210,9 @@ impl Watch {
         for id in ids {
             let held = held(&inner.pool, id);
             if let Some(what) = held.iter().find_map(|held| inner.overheld(id, held)) {
+                inner.break_promise(now, what);
+            }
+            if let Some(what) = held.iter().find_map(|held| inner.uses_what_it_lent(id, held, stamp)) {
                 inner.break_promise(now, what);
             }
             let parts: Vec<(Tokens, Tokens)> =
@@ -291,7 +302,22 @@ impl Inner {
         let Some((policy, _)) = self.buckets.get(&id) else { return Tokens::ZERO };
         let view = self.pool.policies().find(|view| *view.policy.name == **policy);
         let pooled = view.filter(|view| view.cut.is_some_and(|cut| cut.pooled));
-        pooled.map_or(Tokens::ZERO, |view| self.pool.free(view.id, id, tau))
+        // Loans count for entries of the term in which they were made, as long as one can be stamped.
+        let term = stamp.map_or(u64::MAX, |stamp| stamp.term);
+        pooled.map_or(Tokens::ZERO, |view| self.pool.free_in(term, view.id, id, tau))
+    }
+
+    /// S5.
+    fn uses_what_it_lent(&self, id: BucketId, held: &Held, stamp: Option<Stamp>) -> Option<String> {
+        let stamp = stamp.filter(|stamp| stamp.term == self.pool.term())?;
+        let loan = self.pool.loan(id, self.pool.region(&held.region)?, stamp.tau)?;
+        (loan.rate > held.idle).then(|| {
+            let policy = self.buckets.get(&id).map_or("?", |(policy, _)| policy);
+            format!(
+                "S5: {policy}: {} has {:?} idle, where the pool counts on {loan:?}",
+                held.region, held.idle
+            )
+        })
     }
 
     /// S3.

@@ -43,6 +43,7 @@ impl Borrower {
             want: up(want),
             short: up((s.queued - left).or_zero()),
             quantum,
+            lend: Rate::ZERO,
         };
         if starved && left < s.queued {
             // Others may have some to spare, and give it back when they hear that a request waits here.

@@ -42,6 +42,7 @@ impl Borrower {
             want,
             short: o.short,
             quantum: o.quantum,
+            ..Plan::default()
         })
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const SESSION: u64 = 7;
-const FULL: Generation = Generation { start: Micros::ZERO, full: true };
+const FULL: Generation = Generation { start: Micros::ZERO, full: true, known: true };
 
 fn shape(rate: i64, cap: i64) -> Shape {
     Shape { rate: Rate::per_second(rate), cap: Tokens::whole(cap) }
@@ -130,7 +130,7 @@ fn all_charges_or_none() {
 
 #[test]
 fn a_bucket_that_was_lost_is_empty_when_the_data_began() {
-    let lost = Generation { start: Micros::seconds(100), full: false };
+    let lost = Generation { start: Micros::seconds(100), full: false, known: true };
     let s = shape(2, 50);
     let level = |unseen: Option<Unseen>, now| {
         let mut b = Bucket::unseen(s, unseen, lost, Micros::seconds(now));
@@ -164,13 +164,13 @@ fn nothing_overflows() {
 #[test]
 fn a_cut_scales_and_a_raise_keeps_what_is_unseen() {
     let now = Micros::seconds(50);
-    let after = |old, new, before| Unseen::after_change(old, new, before, now);
+    let after = |old, new, before| Unseen::after_change(old, new, true, before, now);
     let cut = after(shape(10, 100), shape(1, 100), None);
-    assert_eq!(cut, Some(Unseen { level: Tokens::whole(10), at: Micros::seconds(60) }));
+    assert_eq!(cut, Some(Unseen { level: Tokens::whole(10), at: Micros::seconds(60) + LOAN }));
     assert_eq!(after(shape(1, 10), shape(100, 10), None), None);
     assert_eq!(after(shape(10, 100), shape(10, 50), None), None, "full is full");
     let raise = after(shape(1, 10), shape(100, 1_000), None);
-    assert_eq!(raise, Some(Unseen { level: Tokens::whole(10), at: Micros::seconds(60) }));
+    assert_eq!(raise, Some(Unseen { level: Tokens::whole(10), at: Micros::seconds(60) + LOAN }));
     assert_eq!(after(shape(1, 10), shape(1, 10), cut), cut);
     let never = after(shape(0, 10), shape(5, 20), None);
     assert_eq!(never, Some(Unseen { level: Tokens::whole(10), at: now }));
@@ -181,6 +181,7 @@ enum Step {
     Wait(i64),
     Spend(u8, i64),
     Change(i64, i64),
+    Lend(u8, i64, i64),
     Lose,
 }
 
@@ -190,6 +191,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_i64..200_000_000).prop_map(Step::Wait),
         6 => (0_u8..4, 1_i64..30_000_000).prop_map(|(id, cost)| Step::Spend(id, cost)),
         2 => (0_i64..5_000_000, 0_i64..40_000_000).prop_map(|(rate, cap)| Step::Change(rate, cap)),
+        2 => (0_u8..4, 1_i64..5_000_000, 1_i64..=LOAN.0).prop_map(|(id, rate, time)| Step::Lend(id, rate, time)),
         1 => Just(Step::Lose),
     ]
 }
@@ -198,13 +200,25 @@ fn step() -> impl Strategy<Value = Step> {
 struct Exact {
     shape: Shape,
     buckets: BTreeMap<u8, Level>,
+    /// What of their reserve is lent, and for how much longer.
+    lent: BTreeMap<u8, (Rate, Micros)>,
 }
 
 impl Exact {
     fn wait(&mut self, time: Micros) {
-        for level in self.buckets.values_mut() {
-            level.accrue(self.shape.rate, time, self.shape.cap);
+        let Shape { rate, cap } = self.shape;
+        for (id, level) in &mut self.buckets {
+            let (lent, left) = self.lent.get(id).copied().unwrap_or_default();
+            let lends = left.min(time);
+            level.accrue((rate - lent).or_zero(), lends, cap);
+            level.accrue(rate, time - lends, cap);
+            self.lent.insert(*id, (lent, left - lends));
         }
+        self.lent.retain(|_, (_, left)| left.is_positive());
+    }
+    fn lend(&mut self, id: u8, rate: Rate, time: Micros) {
+        let (lent, left) = self.lent.get(&id).copied().unwrap_or_default();
+        self.lent.insert(id, (rate.max(lent), time.max(left)));
     }
     fn change(&mut self, new: Shape) {
         self.shape = new;
@@ -220,7 +234,8 @@ proptest! {
     #[test]
     fn expiry_mints_nothing(steps in prop::collection::vec(step(), 1..60), rate in 1_i64..5_000_000, cap in 1_i64..40_000_000) {
         let first = Shape { rate: Rate(rate), cap: Tokens(cap) };
-        let mut exact = Exact { shape: first, buckets: (0..4).map(|id| (id, Level::new(first.cap))).collect() };
+        let buckets = (0..4).map(|id| (id, Level::new(first.cap))).collect();
+        let mut exact = Exact { shape: first, buckets, lent: BTreeMap::new() };
         // With the time at which each expires, set by its last use.
         let mut stored: BTreeMap<u8, (Bucket, Micros)> = BTreeMap::new();
         let (mut now, mut unseen, mut generation) = (Micros::seconds(1_000), None, FULL);
@@ -234,7 +249,7 @@ proptest! {
                 Step::Change(rate, cap) => {
                     let new = Shape { rate: Rate(rate), cap: Tokens(cap) };
                     let before = generation.unseen(exact.shape, unseen, now);
-                    unseen = Unseen::after_change(exact.shape, new, before, now);
+                    unseen = Unseen::after_change(exact.shape, new, true, before, now);
                     // (A bucket that sleeps through two changes does not notice the first; here none sleeps.)
                     for (b, _) in stored.values_mut() {
                         b.settle(exact.shape, SESSION, Moment::at(now));
@@ -244,7 +259,21 @@ proptest! {
                 }
                 Step::Lose => {
                     stored.clear();
-                    generation = Generation { start: now, full: false };
+                    generation = Generation { start: now, full: false, known: false };
+                    // Those of which something was lent are stored as they are taken to be.
+                    for id in exact.lent.keys() {
+                        let mut b = Bucket::unseen(exact.shape, unseen, generation, now);
+                        b.settle(exact.shape, SESSION, Moment::at(now));
+                        stored.insert(*id, (b, b.keep_until() - KEEP_MARGIN));
+                    }
+                    generation.known = true;
+                }
+                Step::Lend(id, rate, time) => {
+                    let mut b = stored.get(&id).map(|(b, _)| *b).unwrap_or_else(|| Bucket::unseen(exact.shape, unseen, generation, now));
+                    b.settle(exact.shape, SESSION, Moment::at(now));
+                    b.lend(Rate(rate), Micros(time), Moment::at(now));
+                    exact.lend(id, Rate(rate), Micros(time));
+                    stored.insert(id, (b, b.keep_until() - KEEP_MARGIN));
                 }
                 Step::Spend(id, cost) => {
                     let mut b = stored.get(&id).map(|(b, _)| *b).unwrap_or_else(|| Bucket::unseen(exact.shape, unseen, generation, now));
@@ -305,7 +334,7 @@ fn a_window_keeps_what_was_spent_through_raises_and_cuts() {
 #[test]
 fn a_window_is_full_only_if_it_began_after_a_loss_of_data() {
     let began = |start: i64, full| {
-        let generation = Generation { start: Micros::seconds(5), full };
+        let generation = Generation { start: Micros::seconds(5), full, known: true };
         let unseen =
             Some(Unseen::of_window(Turn { start: Micros::seconds(start), end: Micros::seconds(99) }));
         Bucket::unseen(Shape::windowed(Tokens::whole(3)), unseen, generation, Micros::seconds(20))

@@ -217,7 +217,7 @@ fn a_log_gives_back_the_newest() {
 fn what_was_lost_counts_as_used() {
     for kind in [Kind::Log, Kind::Counters, Kind::Permits] {
         let start = 1_700_000_000 * SECOND + 7;
-        let lost = Generation { start: Micros(start), full: false };
+        let lost = Generation { start: Micros(start), full: false, known: true };
         let mut tried = Tried::new(kind, 5, 60 * SECOND);
         let act = if kind == Kind::Permits { Act::Acquire(LEASE) } else { Act::Count };
         let whole = tried.allowance;

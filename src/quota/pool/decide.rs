@@ -5,6 +5,7 @@ use super::ledger::{Ledger, Record};
 use super::permits;
 use super::policies::Terms;
 use crate::quota::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
+use crate::quota::policy::LEASE_MIN;
 
 /// Requests that got nothing are taken to be asking again for so long.
 const WAITS: Micros = Micros::seconds(3);
@@ -13,6 +14,8 @@ const WAITS: Micros = Micros::seconds(3);
 const HEADROOM_PERCENT: i64 = 125;
 /// Limits slower than this are served by tokens on demand, unless a region's bucket is roomy.
 pub const SLOW: Rate = Rate::per_second(2);
+/// For less than this a lease is not made shorter.
+const LEASE_GAIN_PPM: i64 = 2_000;
 /// Lease of tokens on demand: long enough to arrive and be spent.
 const LEASE_ON_DEMAND: Micros = Micros::seconds(3);
 
@@ -57,18 +60,21 @@ pub(super) fn decide(
     if terms.windowed {
         return lend_for_good(terms, ledger, record, level, short);
     }
-    let (free_rate, free_burst) = ledger.free_for(terms, record);
     let quantum = record.quantum;
     if on_demand(terms, record, due.burst) {
+        let lease = lease_for(terms, ledger, record, Rate::ZERO, LEASE_ON_DEMAND);
+        let (_, free_burst) = ledger.free_for(terms, record, ledger.at + lease);
         let share = due.burst.max(short.min(Tokens(quantum.0.saturating_mul(4)))).max(quantum);
         let mut tokens = short.min(share).min(ledger.level.tokens).min(free_burst - record.burst).or_zero();
         if tokens < short.min(quantum) {
             tokens = Tokens::ZERO; // a part of a request's cost is of use to nobody
         }
         let burst = (record.burst + tokens).min(free_burst.or_zero());
-        return Decision { rate: Rate::ZERO, burst, tokens, lease: LEASE_ON_DEMAND, on_demand: true };
+        return Decision { rate: Rate::ZERO, burst, tokens, lease, on_demand: true };
     }
-    let least = quantum.min(need(terms, record).burst);
+    let lease = lease_for(terms, ledger, record, due.rate, terms.cut.lease);
+    let (free_rate, free_burst) = ledger.free_for(terms, record, ledger.at + lease);
+    let least = quantum.min(need(terms, ledger, record).burst);
     let mut burst = due.burst.max(least).min(free_burst.or_zero());
     let mut rate = due.rate.min(free_rate.or_zero());
     if burst < quantum {
@@ -81,7 +87,27 @@ pub(super) fn decide(
     if rate == Rate::ZERO {
         burst = burst.min(record.burst + tokens); // burst that nothing fills is better left in the pool
     }
-    Decision { rate, burst, tokens, lease: terms.cut.lease, on_demand: false }
+    Decision { rate, burst, tokens, lease, on_demand: false }
+}
+
+/// The longest lease, of at most `full`, under which the region can have what it is entitled to: what loans to the pool back that end
+/// before, it cannot have. Nor may it go on holding so much that they back: until it has read its record it may, and the pool counts
+/// that until the lease ends.
+fn lease_for(terms: &Terms<'_>, ledger: &Ledger, record: &Record, due: Rate, full: Micros) -> Micros {
+    let free = |lease: Micros| ledger.free_for(terms, record, ledger.at + lease).0;
+    let least = due.min(free(Micros::ZERO));
+    let enough = |lease: &Micros| free(*lease).min(due) >= least - due.mul_div(LEASE_GAIN_PPM, 1_000_000);
+    let held = record.rate.min(free(Micros::ZERO));
+    let fits = |lease: &Micros| free(*lease) >= held;
+    if fits(&full) && enough(&full) {
+        return full;
+    }
+    let ends = terms.lent.after(ledger.at).map(|loan| loan.until - ledger.at);
+    let shorter: Vec<Micros> = ends.filter(|lease| *lease < full && fits(lease)).collect();
+    let worth = shorter.iter().filter(|lease| **lease >= LEASE_MIN && enough(lease)).max();
+    let longest = if fits(&full) { Some(full) } else { shorter.iter().max().copied() };
+    // What it holds fits until its older lease ends.
+    worth.copied().or(longest).unwrap_or_else(|| (record.expires - ledger.at).or_zero().min(full))
 }
 
 /// Of a quota: tokens that do not come back unless the region returns them, so only for what it is about to spend. A region that
@@ -160,6 +186,18 @@ pub(super) fn others_short(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> 
         })
 }
 
+/// Is any other region that asked just now entitled to more than twice what it holds?
+pub(super) fn others_starve(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> bool {
+    let crumb = terms.cut.rate.percent(1);
+    let starves = |r: &Record, due: &Entitlement| {
+        ledger.at - r.asked < WAITS
+            && !on_demand(terms, r, due.burst)
+            && due.bare > r.rate + r.rate + crumb.percent(200)
+    };
+    let all = || ledger.records.iter().zip(entitlements(terms, ledger));
+    !terms.windowed && all().any(|(r, due)| r.region != me && starves(r, &due))
+}
+
 /// Has another region that cannot hold a request by itself asked for one's tokens just now, and got none?
 pub(super) fn others_wait(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> bool {
     ledger.records.iter().any(|r| {
@@ -173,7 +211,14 @@ pub(super) fn others_wait(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> b
 
 /// Do the needs on record exceed the pool?
 pub(super) fn contended(terms: &Terms<'_>, ledger: &Ledger) -> bool {
-    ledger.records.iter().map(|r| need(terms, r).bare).sum::<Rate>() > terms.rate
+    let need = |r: &Record| need(terms, ledger, r).bare;
+    ledger.records.iter().map(need).sum::<Rate>() > terms.rate + terms.lent.rate(ledger.at)
+}
+
+/// The rate that regions need of the pool, but for one, by what they have said within a lease before `tau`.
+pub(super) fn needed_by_others(terms: &Terms<'_>, ledger: &Ledger, me: RegionId, tau: Micros) -> Rate {
+    let others = ledger.records.iter().filter(|r| r.region != me && r.asked + terms.cut.lease > tau);
+    others.map(|r| need(terms, ledger, r).bare).sum()
 }
 
 /// What more to give to the region of this record, if that is of use.
@@ -189,9 +234,9 @@ fn push_for(
     if record.region == asker || !record.live || !told || on_demand(terms, record, due.burst) {
         return None;
     }
-    let (free_rate, free_burst) = ledger.free(terms);
-    let rate = (due.rate - record.rate).min(free_rate).or_zero();
-    let burst = (due.burst - record.burst).min(free_burst).or_zero();
+    let (free_rate, free_burst) = ledger.free_for(terms, record, record.expires);
+    let rate = (due.rate.min(free_rate) - record.rate).or_zero();
+    let burst = (due.burst.min(free_burst) - record.burst).or_zero();
     let of_use = record.burst + burst >= record.quantum
         && (rate > due.rate.percent(2) || burst > due.burst.percent(10));
     let tokens = ledger.level.tokens.min(burst);
@@ -215,11 +260,12 @@ struct Need {
 }
 
 /// What a region on record needs of the pool.
-fn need(terms: &Terms<'_>, record: &Record) -> Need {
+fn need(terms: &Terms<'_>, ledger: &Ledger, record: &Record) -> Need {
     if !record.demand.is_positive() {
         return Need { bare: Rate::ZERO, headroom: Rate::ZERO, burst: Tokens::ZERO };
     }
-    let reserve = part(terms, record.region).rate;
+    let lent = terms.lent.by(record.region, ledger.at).map_or(Rate::ZERO, |loan| loan.rate);
+    let reserve = (part(terms, record.region).rate - lent).or_zero();
     let with = (record.demand.percent(HEADROOM_PERCENT) - reserve).or_zero();
     let bare = (record.demand - reserve).or_zero().min(with);
     let any = with.is_positive() || record.want.is_positive();
@@ -229,8 +275,9 @@ fn need(terms: &Terms<'_>, record: &Record) -> Need {
 
 /// Entitlements in the order of the records: demand first, headroom out of what is left.
 fn entitlements(terms: &Terms<'_>, ledger: &Ledger) -> Vec<Entitlement> {
-    let (pool_rate, pool_burst) = (terms.rate.or_zero(), terms.burst.or_zero());
-    let needs: Vec<Need> = ledger.records.iter().map(|r| need(terms, r)).collect();
+    let pool_rate = (terms.rate + terms.lent.rate(ledger.at)).or_zero();
+    let pool_burst = terms.burst.or_zero();
+    let needs: Vec<Need> = ledger.records.iter().map(|r| need(terms, ledger, r)).collect();
     let bare = max_min(pool_rate.0, needs.iter().map(|n| n.bare.0));
     let left = pool_rate.0.saturating_sub(sum(&bare));
     let headroom = max_min(left, needs.iter().map(|n| n.headroom.0));

@@ -64,11 +64,13 @@ pub enum Op {
     FoundWith(FoundWith),
     /// A witness comes into the cluster.
     AddWitness(AddRegion),
+    /// A region lends of its reserve, and asks as ever.
+    Lend(Lend),
 }
 
 /// The newest level of operations that this version applies. Whoever appends a variant to [`Op`] (or to what it holds, policies
 /// included) raises this, and says so in [`Op::level`]: an operation is proposed only once all members apply it.
-pub const LEVEL: u32 = 3;
+pub const LEVEL: u32 = 4;
 
 impl Op {
     /// What a member must be able to apply to be in a cluster whose log has this operation.
@@ -89,6 +91,7 @@ impl Op {
             | Self::AskInWindow(_)
             | Self::TimeOfDay(_) => 1,
             Self::Level(_) | Self::AddWitness(_) => 2,
+            Self::Lend(_) => Lend::LEVEL,
         }
     }
 }
@@ -151,6 +154,19 @@ pub struct AskInWindow {
     pub start: Micros,
     /// The ask. [`Ask::want`] is the level that the region would like to have, its reserve included.
     pub ask: Ask,
+}
+
+/// An [`Ask`] of a region that lends of its reserve's rate: before it sent this, its store has stopped using that.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lend {
+    /// The ask.
+    pub ask: Ask,
+    /// All that the region's store does not use of its reserve's rate, what it had lent before included.
+    pub rate: Rate,
+    /// The Raft time until which the pool may count on that, by the clock of this term: see [`Lend::until`].
+    pub until: Micros,
+    /// See [`Self::until`].
+    pub seen_term: u64,
 }
 
 /// What a region's wall clock reads. The latest that a majority of them has reached is the cluster's time of day.

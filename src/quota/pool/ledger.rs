@@ -123,22 +123,24 @@ impl Ledger {
 
     /// What is not lent: rate and burst. Negative while a policy shrinks.
     pub(super) fn free(&self, terms: &Terms<'_>) -> (Rate, Tokens) {
+        let whole = (terms.rate + terms.lent.rate(self.at), terms.burst);
         if planted(Bug::OutstandingNotCounted) {
-            return (terms.rate, terms.burst);
+            return whole;
         }
         let lent = self.records.iter().map(Record::liable);
-        lent.fold((terms.rate, terms.burst), |(rate, burst), (r, b)| (rate - r, burst - b))
+        lent.fold(whole, |(rate, burst), (r, b)| (rate - r, burst - b))
     }
 
-    /// What could be lent to the region of this record, with what it holds already.
-    pub(super) fn free_for(&self, terms: &Terms<'_>, record: &Record) -> (Rate, Tokens) {
-        let (rate, burst) = self.free(terms);
-        (rate + record.rate, burst + record.burst)
+    /// What could be lent to the region of this record until Raft time `end`, with what it holds already.
+    pub(super) fn free_for(&self, terms: &Terms<'_>, record: &Record, end: Micros) -> (Rate, Tokens) {
+        let (_, burst) = self.free(terms);
+        let rate = self.free_rate_until(terms, record.region, end.max(record.expires));
+        (rate, burst + record.burst)
     }
 
     /// Brings the books to Raft time `tau`: slices run out in order, the level refills in between.
     pub(super) fn advance(&mut self, terms: &Terms<'_>, tau: Micros) {
-        while let Some(end) = self.next_end()
+        while let Some(end) = self.next_end(terms)
             && end <= tau
         {
             let end = end.max(self.at);
@@ -250,10 +252,11 @@ impl Ledger {
     }
 
     /// The next Raft time at which something that was lent comes back.
-    fn next_end(&self) -> Option<Micros> {
+    fn next_end(&self, terms: &Terms<'_>) -> Option<Micros> {
+        let loans = terms.lent.after(self.at).map(|loan| loan.until);
         let slices = self.records.iter().filter(|r| r.live).map(|r| r.expires);
         let ghosts = self.records.iter().filter_map(|r| r.ghost.as_ref()).map(|g| g.until);
-        slices.chain(ghosts).min()
+        slices.chain(ghosts).chain(loans).min()
     }
 }
 

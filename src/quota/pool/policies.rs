@@ -18,13 +18,14 @@ mod counted;
 
 use super::entry::RegionId;
 use super::ledger::Ledger;
+use super::loans::Lent;
 use super::members::Members;
 use super::permits;
 use crate::bugs::{Bug, planted};
 use crate::quota::amount::{Level, Micros, Rate, TOKENS_MAX, Tokens};
 use crate::quota::bucket::Unseen;
 use crate::quota::counted::lent::kept;
-use crate::quota::policy::{Cut, LENGTH_MAX_S, Limit, Mode, Part, Policy, Share, Window};
+use crate::quota::policy::{Cut, LENGTH_MAX_S, LOAN, Limit, Mode, Part, Policy, Share, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -100,6 +101,8 @@ pub(super) struct Terms<'a> {
     pub(super) windowed: bool,
     /// It is permits: see [`super::permits`].
     pub(super) permits: bool,
+    /// What regions lend to it besides.
+    pub(super) lent: Lent<'a>,
 }
 
 /// What a change left to be done for the buckets.
@@ -261,13 +264,16 @@ impl Policies {
     }
 
     /// A region uses no more from now on than versions up to this one allow. But the permits that it has given out last as long as
-    /// their holders were told (and until then `most` counts them): what is acknowledged does not settle before.
+    /// their holders were told (and until then `most` counts them), and what it has lent of a reserve is lent until the loan's end, though the
+    /// limit be one that is not lent any more: what is acknowledged does not settle before.
     fn await_holders(&mut self, acked: u64, tau: Micros) {
-        let changed = self.slots.iter().filter(|slot| slot.editions.len() > 1 && slot.lent_permits());
-        let told = changed.flat_map(Slot::policies).filter_map(permits::life).max();
-        let Some(told) = told else { return };
+        let changed = || self.slots.iter().filter(|slot| slot.editions.len() > 1);
+        let holders = changed().filter(|slot| slot.lent_permits());
+        let told = holders.flat_map(Slot::policies).filter_map(permits::life).max();
+        let lent = changed().any(Slot::lends_no_more).then_some(LOAN);
+        let Some(longest) = told.max(lent) else { return };
         for unsettled in self.unsettled.iter_mut().filter(|unsettled| unsettled.version <= acked) {
-            unsettled.clear = unsettled.clear.max(tau + kept(told));
+            unsettled.clear = unsettled.clear.max(tau + kept(longest));
         }
     }
 
@@ -328,6 +334,13 @@ impl Policies {
     /// All regions' reserves of a policy, as the pool counts them: rate, and burst with the overdrafts.
     pub(super) fn reserved(&self, id: u32) -> Option<(Rate, Tokens)> {
         Some(self.slot(id)?.reserved(&self.acked))
+    }
+
+    /// The rate of one region's reserve of a policy, as the pool counts it.
+    pub(super) fn reserved_of(&self, id: u32, region: RegionId) -> Rate {
+        let acked = self.acked.get(usize::from(region.0));
+        let counted = |slot: &Slot| Some(most(&slot.editions, *acked?, usize::from(region.0)).0);
+        self.slot(id).and_then(counted).unwrap_or_default()
     }
 
     pub(super) fn slot(&self, id: u32) -> Option<&Slot> {
@@ -399,7 +412,8 @@ impl Slot {
         let cut = self.editions.last()?.cut.as_ref()?;
         let windowed = self.policy().is_some_and(|policy| policy.window().is_some());
         let permits = cut.pooled && self.policy().is_some_and(|policy| policy.permits().is_some());
-        Some(Terms { cut, rate: self.pool.0, burst: self.pool.1, windowed, permits })
+        let ((rate, burst), lent) = (self.pool, Lent::default());
+        Some(Terms { cut, rate, burst, windowed, permits, lent })
     }
 
     /// What it is and was under every version in play.
@@ -408,6 +422,18 @@ impl Slot {
     }
 
     /// Permits were lent between regions under a version in play, or are: what holders were told counts on.
+    /// May a region have lent something of its reserve that is not over yet? (Not long after a version that allows it, see
+    /// [`Policies::await_holders`].)
+    pub(super) fn may_lend(&self) -> bool {
+        self.editions.iter().any(Edition::lends)
+    }
+
+    /// Was it lent, and has it the same buckets now without being lent?
+    fn lends_no_more(&self) -> bool {
+        let split = |p: &Arc<Policy>| p.mode == Mode::Split && matches!(p.limit, Limit::TokenBucket(_));
+        self.may_lend() && self.policy().is_some_and(split)
+    }
+
     fn lent_permits(&self) -> bool {
         self.editions.iter().any(Edition::lends_permits)
     }
@@ -521,8 +547,9 @@ impl Slot {
             // What was held back for a change that is a span old is over.
             self.unseen_parts.iter_mut().for_each(|unseen| *unseen = unseen.filter(|u| u.at + span > tau));
         }
+        let lent = self.may_lend();
         for (unseen, (old, new)) in self.unseen_parts.iter_mut().zip(before.iter().zip(&self.usable)) {
-            *unseen = Unseen::after_change(old.shape(), new.shape(), *unseen, tau);
+            *unseen = Unseen::after_change(old.shape(), new.shape(), lent, *unseen, tau);
         }
         self.unseen.level.clip(self.pool.1.or_zero());
     }
@@ -542,6 +569,12 @@ impl Edition {
     fn lends_permits(&self) -> bool {
         let permits = self.policy.as_ref().is_some_and(|policy| policy.permits().is_some());
         permits && self.cut.as_ref().is_some_and(|cut| cut.pooled)
+    }
+
+    /// Is idle reserve of it lent?
+    fn lends(&self) -> bool {
+        let windowed = self.policy.as_ref().is_some_and(|policy| policy.window().is_some());
+        self.cut.as_ref().is_some_and(|cut| cut.pooled) && !windowed && !self.lends_permits()
     }
 
     /// A policy that is no more, until everyone knows: a limit of nothing.

@@ -82,7 +82,7 @@ impl Pool {
             if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(bucket) {
                 return Err(NoReset::TooMany);
             }
-            let ledger = self.buckets.entry(*bucket).or_insert_with(|| slot.unseen.clone());
+            let ledger = self.buckets.get_or_insert_with(*bucket, || slot.unseen.clone());
             if ledger.policy != *policy {
                 return Err(NoReset::NoLimit);
             }

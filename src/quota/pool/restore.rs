@@ -8,11 +8,13 @@
 //!   passed (as after a change that takes everything from everyone and gives it back: that is how it is done);
 //! - of **windows** that have begun nothing is left, neither in the pool nor in reserves. They are those that have begun by the
 //!   time of day of a majority of the *new* members: what the old ones said does not count;
+//! - **loans** of idle reserve are void;
 //! - what **counts** (logs, counters, permits) is taken for used until the restore is a window old; permits that are lent stay with one
 //!   region until it has settled: by then those that holders have of the old cluster have ended;
 //! - epochs and node ids leap ahead of any that the old cluster can have given out: what it says is not heard.
 
 use super::entry::{Applied, LEVEL, RegionId, SetPolicies};
+use super::loans::Loans;
 use super::members::Standing;
 use super::windows::Windows;
 use super::{PolicyOutcome, Pool, REGIONS_MAX};
@@ -50,6 +52,8 @@ impl Pool {
         self.reseat(members, witnesses)?;
         self.resets.clear();
         self.windows.walls.forget();
+        // They were measured by the clocks of other leaders.
+        self.loans = Loans::default();
         // Counts are the stores' own; a window's books are kept if what they know is to count.
         let stays = |policy: &Policy| match Kind::of(&policy.limit) {
             Some(_) => true,

@@ -1,6 +1,7 @@
 //! Tests of the pool and of a region's side of it, in made-up worlds with their own time.
 
 mod counted;
+mod loans;
 mod members;
 mod permits;
 mod replay;

@@ -38,8 +38,10 @@ pub struct BucketView {
 pub struct Books {
     /// The whole limit.
     pub whole: (Rate, Tokens),
-    /// All regions' reserves as they are counted: while a change is under way, the larger of old and new.
+    /// All regions' reserves as they are counted, less what they lend of them: while a change is under way, the larger of old and new.
     pub reserved: (Rate, Tokens),
+    /// By region: the rate of its reserve that it lends (a part of neither [`Self::reserved`] nor [`Self::lent`]).
+    pub on_loan: Vec<Rate>,
     /// By region: the most of the pool that it may hold or come to hold, under older epochs too.
     pub lent: Vec<(Rate, Tokens)>,
     /// What could be lent (negative while a policy shrinks).
@@ -80,8 +82,14 @@ pub struct Preview {
     pub burst: Tokens,
     /// ... and get so many tokens.
     pub tokens: Tokens,
+    /// For so long.
+    pub lease: Micros,
+    /// The most of the rate that it could have for the longest lease that there is: the rest is backed by loans that end sooner.
+    pub steady: Rate,
     /// Another region is entitled to more than it holds.
     pub others_short: bool,
+    /// ... to more than twice of it.
+    pub others_starve: bool,
     /// Another region has just asked for the tokens of a request, and got none.
     pub others_wait: bool,
     /// The needs on record exceed the pool.
@@ -100,11 +108,12 @@ impl Pool {
     #[must_use]
     pub fn preview(&self, policy: u32, bucket: BucketId, tau: Micros, inquiry: &Inquiry) -> Option<Preview> {
         let slot = self.policies.slot(policy)?;
-        let terms = self.windows.terms(slot, bucket).filter(|terms| terms.cut.pooled)?;
+        let terms = self.terms(slot, bucket).filter(|terms| terms.cut.pooled)?;
         let mut ledger = self.ledger_at(slot, &terms, bucket, tau);
         let known = ledger.records.iter().any(|r| r.live || r.demand.is_positive());
         let contended = decide::contended(&terms, &ledger);
         let others_short = decide::others_short(&terms, &ledger, inquiry.region);
+        let others_starve = decide::others_starve(&terms, &ledger, inquiry.region);
         let others_wait = decide::others_wait(&terms, &ledger, inquiry.region);
         let now = ledger.at;
         let record = ledger.record_mut(inquiry.region)?;
@@ -113,6 +122,7 @@ impl Pool {
         record.rate = inquiry.held_rate.or_zero().min(record.rate);
         record.live = true;
         advise(record, &terms, now, inquiry.demand, inquiry.want, inquiry.quantum);
+        let steady = ledger.free_rate_until(&terms, inquiry.region, now + terms.cut.lease).or_zero();
         let d = if self.members.standing(inquiry.region) == Standing::In {
             decide::decide(&terms, &ledger, inquiry.region, inquiry.level, inquiry.short)
         } else {
@@ -122,7 +132,10 @@ impl Pool {
             rate: d.rate,
             burst: d.burst,
             tokens: d.tokens,
+            lease: d.lease,
+            steady,
             others_short,
+            others_starve,
             others_wait,
             contended,
             known,
@@ -134,8 +147,15 @@ impl Pool {
     /// The level of a bucket's pool, were an entry stamped `tau` applied now.
     #[must_use]
     pub fn free(&self, policy: u32, bucket: BucketId, tau: Micros) -> Tokens {
+        self.free_in(self.term, policy, bucket, tau)
+    }
+
+    /// The same for an entry of another term than the last one's, in which loans of idle reserve are void.
+    #[must_use]
+    pub fn free_in(&self, term: u64, policy: u32, bucket: BucketId, tau: Micros) -> Tokens {
         let Some(slot) = self.policies.slot(policy) else { return Tokens::ZERO };
-        let Some(terms) = self.windows.terms(slot, bucket) else { return Tokens::ZERO };
+        let terms = super::terms(&self.windows, &self.loans, term, slot, bucket);
+        let Some(terms) = terms else { return Tokens::ZERO };
         self.ledger_at(slot, &terms, bucket, tau).level.tokens
     }
 
@@ -154,7 +174,7 @@ impl Pool {
 
     /// The buckets that have books, for status pages, at the pool's own Raft time.
     pub fn buckets(&self) -> impl Iterator<Item = BucketView> {
-        self.buckets.keys().filter_map(|id| self.bucket(*id))
+        self.buckets.iter().filter_map(|(id, _)| self.bucket(*id))
     }
 
     /// One of [`Self::buckets`].
@@ -162,7 +182,7 @@ impl Pool {
     pub fn bucket(&self, bucket: BucketId) -> Option<BucketView> {
         let policy = self.buckets.get(&bucket)?.policy;
         let slot = self.policies.slot(policy)?;
-        let terms = self.windows.terms(slot, bucket)?;
+        let terms = self.terms(slot, bucket)?;
         let ledger = self.ledger_at(slot, &terms, bucket, self.tau);
         let window = self.windows.booked(bucket).map(|booked| booked.turn);
         let (free_rate, free_burst) = ledger.free(&terms);
@@ -175,7 +195,7 @@ impl Pool {
     #[must_use]
     pub fn books(&self, policy: u32, bucket: BucketId, tau: Micros) -> Option<Books> {
         let slot = self.policies.slot(policy)?;
-        let terms = self.windows.terms(slot, bucket).filter(|terms| terms.cut.pooled)?;
+        let terms = self.terms(slot, bucket).filter(|terms| terms.cut.pooled)?;
         let ledger = self.ledger_at(slot, &terms, bucket, tau);
         let mut lent = vec![(Rate::ZERO, Tokens::ZERO); self.regions().len()];
         for record in &ledger.records {
@@ -183,11 +203,21 @@ impl Pool {
             let (rate, burst) = record.liable();
             *lent = (lent.0 + rate, lent.1 + burst);
         }
+        let mut on_loan = vec![Rate::ZERO; self.regions().len()];
+        for loan in terms.lent.kept(ledger.at) {
+            if let Some(sum) = on_loan.get_mut(usize::from(loan.region.0)) {
+                *sum += loan.rate;
+            }
+        }
+        let void = on_loan.iter().copied().sum::<Rate>() - terms.lent.rate(ledger.at);
+        let (free, free_burst) = ledger.free(&terms);
+        let (reserved, reserved_burst) = self.policies.reserved(policy)?;
         Some(Books {
             whole: (terms.cut.rate, terms.cut.burst + terms.cut.overshoot()),
-            reserved: self.policies.reserved(policy)?,
+            reserved: (reserved - on_loan.iter().copied().sum(), reserved_burst),
+            on_loan,
             lent,
-            free: ledger.free(&terms),
+            free: (free + void, free_burst),
             level: ledger.level.tokens,
             frozen: ledger.frozen,
         })
@@ -200,7 +230,7 @@ impl Pool {
     pub fn check(&self) -> Result<(), (BucketId, Breach)> {
         self.buckets.iter().try_for_each(|(id, ledger)| {
             let slot = self.policies.slot(ledger.policy);
-            let terms = slot.and_then(|slot| self.windows.terms(slot, *id));
+            let terms = slot.and_then(|slot| self.terms(slot, *id));
             terms.map_or(Ok(()), |terms| ledger.check(&terms)).map_err(|breach| (*id, breach))
         })
     }

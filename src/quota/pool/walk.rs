@@ -2,13 +2,11 @@
 
 use super::Pool;
 use crate::quota::policy::BucketId;
-use std::ops::Bound;
 
 impl Pool {
     /// Buckets that have books, with the ids of their policies, from the one behind `after` on (`None`: from the first).
     pub fn buckets_after(&self, after: Option<BucketId>) -> impl Iterator<Item = (BucketId, u32)> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.buckets.range((from, Bound::Unbounded)).map(|(bucket, ledger)| (*bucket, ledger.policy))
+        self.buckets.after(after).map(|(bucket, ledger)| (*bucket, ledger.policy))
     }
 
     /// The parts of a policy's limit that are all regions' reserves, as they are counted: see [`super::Books::reserved`].

@@ -14,8 +14,8 @@ use crate::quota::policy::{
     TokenBucket, Unit, ValueMatch, Window,
 };
 use crate::quota::pool::{
-    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, NoReset, Op, PolicyOutcome, RegionId,
-    RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
+    Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, Lend, NoReset, Op, PolicyOutcome,
+    RegionId, RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
 use crate::raft::types::{
     AppendReply, AppendRequest, Command, LeaderId, LogId, PeerNode, SnapshotMeta, TypeConfig, Vote,
@@ -88,6 +88,7 @@ fn proposals_are_what_they_were() {
     samples.check("propose-windows", &propose(windows()));
     samples.check("propose-limits", &propose(limits()));
     samples.check("propose-witnesses", &propose(witnesses()));
+    samples.check("propose-loans", &propose(loans()));
     let applied = Applied {
         refused: false,
         records: vec![(RegionId(1), BucketId([7; 16]))],
@@ -241,6 +242,14 @@ fn witnesses() -> Vec<Op> {
         Op::AddWitness(AddRegion { name: "tie".into(), previous: 4 }),
     ];
     assert!(ops.iter().all(|op| op.level() == 2));
+    ops
+}
+
+/// Operations of level 4.
+fn loans() -> Vec<Op> {
+    let (rate, until) = (Rate::per_second(9), Micros::seconds(41));
+    let ops = vec![Op::Level(4), Op::Lend(Lend { ask: ask(), rate, until, seen_term: 65_537 })];
+    assert_eq!(ops.iter().map(Op::level).max(), Some(Lend::LEVEL));
     ops
 }
 

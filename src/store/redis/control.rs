@@ -8,7 +8,7 @@ use super::sample;
 use super::scripts::{SCRIPTS, run};
 use super::server::Address;
 use super::shared::{Attached, Backoff, Link, Live, Region, Shared};
-use super::wire::{AttachAnswer, AttachCall, Stem, attached, beaten};
+use super::wire::{AttachAnswer, AttachCall, Say, Stem, attached, beaten};
 use crate::bugs::{Bug, planted};
 use crate::clock;
 use crate::quota::amount::Micros;
@@ -112,7 +112,7 @@ async fn attach(region: &Region, me: &mut Me) -> Result<Vec<Opened>, Fault> {
         let known = shard.attached.borrow().clone().filter(same);
         let attached = known.unwrap_or_else(|| {
             let stem = Stem::new(&shard.keys, answer.session, answer.generation);
-            let generation = Generation { start: answer.start, full: answer.full };
+            let generation = Generation { start: answer.start, full: answer.full, known: answer.known };
             let place = (connection.info.run_id.clone(), address.clone());
             let ahead = shard.offset().map_or(Micros::ZERO, |(low, _)| low);
             Arc::new(Attached::new(session, stem, place, (generation, ahead)))
@@ -358,14 +358,14 @@ async fn patient<T>(shared: &Shared, exchange: impl Future<Output = Result<T, Fa
 /// One beat: is the session in force, and where is the clock?
 async fn beat(region: &Region, shared: &Shared, live: &Live, writes: bool) -> Result<(), Fault> {
     let life = if writes { META_LIFE } else { Micros::ZERO };
-    let call = live.attached.stem.beat(life, false);
+    let call = live.attached.stem.beat(life, Say::Nothing);
     let sent = clock::now();
     let outcome = run(&live.client, &SCRIPTS.beat, call).await.and_then(beaten);
     let received = clock::now();
     if let Some(metrics) = shared.metrics.get() {
         metrics.called(StoreCall::Beat, (received - sent).to_duration());
     }
-    let (time, full) = match outcome {
+    let beaten = match outcome {
         Ok(answer) => answer,
         // Out of memory, for one: the session is as good as it was, only nobody can write.
         Err(fault @ Fault::Refused(_)) => {
@@ -379,12 +379,10 @@ async fn beat(region: &Region, shared: &Shared, live: &Live, writes: bool) -> Re
             return Err(fault);
         }
     };
-    if full {
-        live.attached.set_full();
-    }
+    live.attached.heard(beaten);
     shared.health().down = None;
     region.observe_rtt((received - sent).to_duration());
-    let reading = shared.clock().as_mut().map(|clock| clock.observe(sent, received, time));
+    let reading = shared.clock().as_mut().map(|clock| clock.observe(sent, received, beaten.time));
     match reading {
         Some(Reading::Step(by)) => {
             shared.lost.store(true, Ordering::SeqCst);

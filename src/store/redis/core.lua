@@ -15,7 +15,7 @@
 --
 -- A stored bucket, little endian: level, time, rate, cap as doubles and the remainder as 4 bytes; then, if a lease is on
 -- record: session, seq, push, granted, burst, rate, deadline, guard as doubles; then, if its reserve does not refill yet: from
--- when on it does, as a double.
+-- when on it does, as a double; then, if some of its reserve's rate is lent: so much, and until when, as doubles.
 
 local LIMIT = 9007199254740991
 local TOLERANCE = 250000
@@ -24,13 +24,14 @@ local KEEP_MARGIN = 5000000
 local SHORT = 36
 local LEASED = 100
 local LEASE_MAX = 60000000
+local LOAN = 30000000
 local PUSH_MAX = 4294967295
 
 local floor, min, max = math.floor, math.min, math.max
 local pack, unpack_at = struct.pack, struct.unpack
 
 -- Set by `enter`: refill counts up to `now`, leases end by `late`.
-local now, late, session, generation_start, generation_full
+local now, late, session, generation_start, generation_full, generation_refills
 
 -- Checks fence and clock; returns the answer if there is nothing more to do.
 local function enter()
@@ -47,6 +48,7 @@ local function enter()
   local full, _
   session, _, generation_start, _, full = unpack_at('<ddddB', meta)
   generation_full = full == 1
+  generation_refills = full == 2 and generation_start or generation_start + LOAN
 end
 
 -- Lets `rate` flow in for `time`, up to `cap`. `rate * time` would leave the exact range; its parts either do not, or are far
@@ -66,6 +68,22 @@ local function accrue(b, rate, time, cap)
   end
 end
 
+-- The reserve, less what of it is lent, and what is borrowed flow in until then.
+local function refill(b, reserve, borrowed, til, cap)
+  if b.lent then
+    local last = min(til, b.lent_til)
+    accrue(b, min(max(reserve - b.lent, 0) + borrowed, LIMIT), last - b.at, cap)
+    b.at = max(b.at, last)
+  end
+  accrue(b, min(reserve + borrowed, LIMIT), til - b.at, cap)
+  b.at = max(b.at, til)
+end
+
+-- Its refill rate now.
+local function flow(b)
+  return min((b.lent and max(b.rate - b.lent, 0) or b.rate) + b.rho, LIMIT)
+end
+
 -- Brings a bucket to now, under this reserve.
 local function settle(b, rate, cap)
   if rate < 0 and b.rate < 0 and cap ~= b.cap then
@@ -80,8 +98,7 @@ local function settle(b, rate, cap)
     local held = min(til, b.hold)
     accrue(b, b.rho, held - b.at, min(c + b.burst, LIMIT))
     b.at = max(b.at, held)
-    accrue(b, min(r + b.rho, LIMIT), til - b.at, min(c + b.burst, LIMIT))
-    b.at = max(b.at, til)
+    refill(b, r, b.rho, til, min(c + b.burst, LIMIT))
     if b.deadline <= late then
       b.burst, b.rho = 0, 0
     end
@@ -89,8 +106,11 @@ local function settle(b, rate, cap)
       b.seq, b.burst, b.rho = nil, 0, 0
     end
   end
-  accrue(b, r, now - max(b.at, b.hold), min(c + b.burst, LIMIT))
-  b.at = max(b.at, now)
+  b.at = max(b.at, min(b.hold, now))
+  refill(b, r, 0, now, min(c + b.burst, LIMIT))
+  if b.lent and b.lent_til <= now then
+    b.lent = nil
+  end
   if b.rate ~= rate or b.cap ~= cap then
     b.rate, b.cap, b.dirty = rate, cap, true
   end
@@ -109,12 +129,12 @@ local function unseen(rate, cap, level, at)
     if level >= 0 then
       b.level, b.hold = min(level, cap), at
     end
-  elseif level >= 0 and at > generation_start then
+  elseif level >= 0 and at > generation_refills then
     local refilled = { level = 0, rem = 0 }
-    accrue(refilled, rate, min(at, now) - generation_start, LIMIT)
+    accrue(refilled, rate, min(at, now) - generation_refills, LIMIT)
     b.level, b.hold = min(level, refilled.level, cap), at
   else
-    b.level, b.hold = 0, generation_start
+    b.level, b.hold = 0, generation_refills
   end
   b.at = min(b.hold, now)
   return b
@@ -137,7 +157,12 @@ local function load(last)
         b = { key = key, burst = 0, rho = 0, hold = 0 }
         b.level, b.at, b.rate, b.cap, b.rem = unpack_at('<ddddI4', s)
         local size = #s
-        if size == SHORT + 8 or size == LEASED + 8 then
+        local rest = size % 64 - SHORT -- a lease takes 64 bytes
+        if rest >= 16 then
+          size = size - 16
+          b.lent, b.lent_til = unpack_at('<dd', s, size + 1)
+        end
+        if rest % 16 == 8 then
           size = size - 8
           b.hold = unpack_at('<d', s, size + 1)
         end
@@ -168,7 +193,7 @@ local function save(buckets)
       if b.level < b.cap then
         fill = b.rate > 0 and min((b.cap - b.level) / b.rate * 1000000, KEEP_MAX) or KEEP_MAX
       end
-      local til = b.ends and max(b.ends, now) or max(b.at, b.hold) + fill
+      local til = b.ends and max(b.ends, now) or max(b.at, b.hold, b.lent and b.lent_til or 0) + fill
       local s = pack('<ddddI4', b.level, b.at, b.rate, b.cap, b.rem)
       if b.seq then
         til = max(til, b.guard)
@@ -176,6 +201,9 @@ local function save(buckets)
       end
       if b.hold > now then
         s = s .. pack('<d', b.hold)
+      end
+      if b.lent then
+        s = s .. pack('<dd', b.lent, b.lent_til)
       end
       local px = floor((til - now + KEEP_MARGIN) / 1000) + 1
       redis.call('SET', b.key, s, 'PX', string.format('%.0f', px))

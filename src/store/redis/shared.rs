@@ -3,6 +3,7 @@
 use super::clock::{Clock, TOLERANCE};
 use super::fault::Fault;
 use super::server::{Address, Server};
+use super::wire::Beaten;
 use super::wire::{Keys, Stem};
 use crate::quota::amount::{DRIFT_PPM, Micros};
 use crate::quota::bucket::Generation;
@@ -62,6 +63,7 @@ pub(super) struct Attached {
     /// How far its clock was ahead of the daemon's when the session began.
     pub(super) ahead: Micros,
     full: AtomicBool,
+    known: AtomicBool,
     over: AtomicBool,
 }
 
@@ -72,8 +74,9 @@ impl Attached {
         (run_id, address): (String, Address),
         (generation, ahead): (Generation, Micros),
     ) -> Self {
-        let (start, full) = (generation.start, AtomicBool::new(generation.full));
-        Self { session, stem, run_id, address, start, ahead, full, over: AtomicBool::new(false) }
+        let Generation { start, full, known } = generation;
+        let (full, known) = (AtomicBool::new(full), AtomicBool::new(known));
+        Self { session, stem, run_id, address, start, ahead, full, known, over: AtomicBool::new(false) }
     }
 
     /// Nothing more may be sent under it. Whoever asks has taken the time before.
@@ -82,11 +85,14 @@ impl Attached {
     }
 
     pub(super) fn generation(&self) -> Generation {
-        Generation { start: self.start, full: self.full.load(Ordering::SeqCst) }
+        let (full, known) = (self.full.load(Ordering::SeqCst), self.known.load(Ordering::SeqCst));
+        Generation { start: self.start, full, known }
     }
 
-    pub(super) fn set_full(&self) {
-        self.full.store(true, Ordering::SeqCst);
+    /// Notes what has been said of this generation.
+    pub(super) fn heard(&self, beaten: Beaten) {
+        self.full.fetch_or(beaten.full, Ordering::SeqCst);
+        self.known.fetch_or(beaten.known, Ordering::SeqCst);
     }
 }
 

@@ -48,7 +48,7 @@ while from <= all do
   for i = 1, n do
     local b = charged[i]
     size = size + 1
-    answer[size] = pack('<Bddd', fits[i], b.level, min(b.rate + b.rho, LIMIT), min(b.cap + b.burst, LIMIT))
+    answer[size] = pack('<Bddd', fits[i], b.level, flow(b), min(b.cap + b.burst, LIMIT))
   end
 end
 save(buckets)

@@ -90,7 +90,7 @@ while from <= all do
     local charge = charges[i]
     local b = charge.b
     size = size + 1
-    answer[size] = pack('<Bddd', charge.fits, b.level, min(b.rate + b.rho, LIMIT), min(b.cap + b.burst, LIMIT))
+    answer[size] = pack('<Bddd', charge.fits, b.level, flow(b), min(b.cap + b.burst, LIMIT))
   end
   for i = 1, m do
     local claim = claims[i]

@@ -117,6 +117,7 @@ impl Model {
         let mut b = before;
         let shrunk = b.shrink(ask.hold_burst, ask.hold_rate);
         b.fence(ask.seq, self.session, when);
+        let lent = b.lend(ask.lend_rate, ask.lend_for, when);
         self.put(ask.bucket, before != b, b);
         Prepared {
             leased: shrunk.leased,
@@ -124,6 +125,7 @@ impl Model {
             returned: shrunk.returned,
             burst: shrunk.burst,
             rate: shrunk.rate,
+            lent,
         }
     }
 
@@ -156,7 +158,7 @@ impl<'a> Trace<'a> {
         let mut rng = StdRng::seed_from_u64(seed);
         let now = 1_700_000_000_000_000 + rng.random_range(0..1_000_000_000_i64);
         let start = Micros(now - rng.random_range(0..20_000_000));
-        let generation = Generation { start, full: rng.random() };
+        let generation = Generation { start, full: rng.random(), known: seed.is_multiple_of(2) };
         let keys = Keys::new("twin", "here", None);
         let model = Model { buckets: HashMap::new(), session: 1, generation };
         let stem = Stem::new(&keys, 1, seed + 1);
@@ -178,7 +180,8 @@ impl<'a> Trace<'a> {
         }
         meta.extend((self.model.generation.start.0 as f64).to_le_bytes());
         meta.extend((self.now as f64).to_le_bytes());
-        meta.push(u8::from(self.model.generation.full));
+        let Generation { full, known, .. } = self.model.generation;
+        meta.push(if full { 1 } else { 2 * u8::from(known) });
         let _: () = self.client.set(self.keys.meta(), Bytes::from(meta), None, None, false).await.unwrap();
         self.stem = Stem::new(&self.keys, self.model.session, self.generation);
     }
@@ -293,7 +296,21 @@ impl<'a> Trace<'a> {
             let (bucket, shape, unseen) = self.bucket();
             let (hold_burst, hold_rate) = (Tokens(self.amount() / 2), Rate(self.amount() / 2));
             let seq = self.rng.random_range(1..6);
-            asks.push(Prepare { bucket, shape, unseen, seq, hold_burst, hold_rate, permits: None });
+            let lend_rate = Rate(hold_rate.0 / 2);
+            let lends = seq % 3 == 0 && !shape.is_windowed();
+            let lend_for = if lends { Micros(hold_burst.0 % 5_000_000 + 1) } else { Micros::ZERO };
+            let permits = None;
+            asks.push(Prepare {
+                bucket,
+                shape,
+                unseen,
+                seq,
+                hold_burst,
+                hold_rate,
+                permits,
+                lend_rate,
+                lend_for,
+            });
         }
         let answer = self.run(&self.scripts.prepare, self.stem.prepare(window, &asks)).await;
         let prepared = answer.and_then(|answer| wire::prepared(answer, asks.len()));
@@ -413,10 +430,10 @@ async fn another_session_or_none_is_fenced() {
     let others = Stem::new(&trace.keys, 2, trace.generation);
     let answer = trace.run(&scripts.prepare, others.prepare(window, &[])).await.unwrap();
     assert_eq!(wire::prepared(answer, 0).unwrap_err(), Fault::Fenced);
-    let answer = trace.run(&scripts.beat, others.beat(Micros::ZERO, true)).await.unwrap();
+    let answer = trace.run(&scripts.beat, others.beat(Micros::ZERO, wire::Say::Full)).await.unwrap();
     assert_eq!(wire::beaten(answer).unwrap_err(), Fault::Fenced);
     let _: () = client.flushall(false).await.unwrap();
-    let answer = trace.run(&scripts.beat, trace.stem.beat(Micros::ZERO, false)).await;
+    let answer = trace.run(&scripts.beat, trace.stem.beat(Micros::ZERO, wire::Say::Nothing)).await;
     assert!(answer.is_err() || wire::beaten(answer.unwrap()).unwrap_err() == Fault::Fenced);
 }
 
@@ -425,7 +442,7 @@ async fn a_key_of_a_window_is_kept_until_it_ends() {
     let (_server, client) = Server::start().await;
     let scripts = Scripts::with_clock("local TIME = tonumber(redis.call('GET', 'now'))");
     let mut trace = Trace::begin(&client, &scripts, 3).await;
-    trace.model.generation = Generation { start: Micros(trace.now - 1_000_000), full: false };
+    trace.model.generation = Generation { start: Micros(trace.now - 1_000_000), full: false, known: true };
     trace.write_meta().await;
     let _: () = client.set("now", trace.now.to_string(), None, None, false).await.unwrap();
     let window = (Micros(trace.now), Micros(trace.now));

@@ -81,8 +81,12 @@ impl Stem {
     }
 
     /// A call of `beat.lua`; a `life` of zero only looks.
-    pub(super) fn beat(&self, life: Micros, full: bool) -> Call {
-        let flag = Bytes::from_static(if full { b"1" } else { b"0" });
+    pub(super) fn beat(&self, life: Micros, say: Say) -> Call {
+        let flag = Bytes::from_static(match say {
+            Say::Nothing => b"0",
+            Say::Full => b"1",
+            Say::Known => b"2",
+        });
         Call { keys: vec![self.meta.clone()], args: vec![self.fence.clone(), doubles(&[life.0]), flag] }
     }
 
@@ -109,6 +113,8 @@ impl Stem {
             put(&mut rest, exact_u64(ask.seq));
             put(&mut rest, exact(ask.hold_burst.0));
             put(&mut rest, exact(ask.hold_rate.0));
+            put(&mut rest, exact(ask.lend_rate.0));
+            put(&mut rest, exact(ask.lend_for.0));
         }
         self.call(window, keys, shapes, rest)
     }
@@ -369,6 +375,7 @@ pub(super) fn prepared(answer: Bytes, count: usize) -> Result<(Micros, Vec<Prepa
             returned: Tokens(body.number()?),
             burst: Tokens(body.number()?),
             rate: Rate(body.number()?),
+            lent: Rate(body.number()?),
         })
     };
     Ok((now, (0..count).map(one).collect::<Result<_, Fault>>()?))
@@ -392,10 +399,29 @@ pub(super) fn installed(answer: Bytes, count: usize) -> Result<Vec<Tokens>, Faul
     (0..count).map(|_| body.number().map(Tokens)).collect()
 }
 
-/// What `beat.lua` answered: its time, and whether buckets that were never seen are full.
-pub(super) fn beaten(answer: Bytes) -> Result<(Micros, bool), Fault> {
+/// What a call of `beat.lua` says of the generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Say {
+    Nothing,
+    /// See [`Generation::full`](crate::quota::bucket::Generation::full).
+    Full,
+    /// See [`Generation::known`](crate::quota::bucket::Generation::known).
+    Known,
+}
+
+/// What `beat.lua` answered: its time, and what has been said of this generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Beaten {
+    pub(super) time: Micros,
+    pub(super) full: bool,
+    pub(super) known: bool,
+}
+
+/// Reads an answer of `beat.lua`.
+pub(super) fn beaten(answer: Bytes) -> Result<Beaten, Fault> {
     let mut body = Body::open(answer)?;
-    Ok((Micros(body.number()?), body.flag()?))
+    let (time, said) = (Micros(body.number()?), body.byte()?);
+    Ok(Beaten { time, full: said == 1, known: said == 2 })
 }
 
 /// An answer of `attach.lua`.
@@ -408,6 +434,7 @@ pub(super) struct AttachAnswer {
     pub(super) generation: u64,
     pub(super) start: Micros,
     pub(super) full: bool,
+    pub(super) known: bool,
 }
 
 /// What this daemon says when it attaches.
@@ -449,8 +476,8 @@ pub(super) fn attached(answer: Bytes) -> Result<AttachAnswer, Fault> {
     let time = Micros(body.number()?);
     let session = u64::try_from(body.number()?).unwrap_or(0);
     let generation = u64::try_from(body.number()?).unwrap_or(0);
-    let (start, full) = (Micros(body.number()?), body.flag()?);
-    Ok(AttachAnswer { kind, time, session, generation, start, full })
+    let (start, said) = (Micros(body.number()?), body.byte()?);
+    Ok(AttachAnswer { kind, time, session, generation, start, full: said == 1, known: said == 2 })
 }
 
 /// The body of an answer, read from its beginning.
@@ -467,7 +494,11 @@ impl Body {
     }
 
     fn flag(&mut self) -> Result<bool, Fault> {
-        self.0.try_get_u8().map(|b| b == 1).map_err(|_| nonsense())
+        Ok(self.byte()? == 1)
+    }
+
+    fn byte(&mut self) -> Result<u8, Fault> {
+        self.0.try_get_u8().map_err(|_| nonsense())
     }
 
     #[allow(clippy::cast_possible_truncation)]

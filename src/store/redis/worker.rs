@@ -4,7 +4,7 @@ use super::connect::Connection;
 use super::fault::Fault;
 use super::scripts::{SCRIPTS, run};
 use super::shared::{Attached, Backoff, Link, Live, Shared};
-use super::wire::beaten;
+use super::wire::{Say, beaten};
 use crate::bugs::{Bug, planted};
 use crate::quota::amount::Micros;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ async fn open(shared: &Shared, attached: &Attached) -> Result<Connection, Fault>
     if connection.info.run_id != attached.run_id && !planted(Bug::RollbackUndetected) {
         return Err(Fault::Fenced);
     }
-    let look = attached.stem.beat(Micros::ZERO, false);
+    let look = attached.stem.beat(Micros::ZERO, Say::Nothing);
     let late = |_| Fault::Unknown(format!("no answer within {CHECK_TIMEOUT:?}"));
     beaten(timeout(CHECK_TIMEOUT, run(&connection.client, &SCRIPTS.beat, look)).await.map_err(late)??)?;
     Ok(connection)

@@ -89,6 +89,10 @@ impl Log for SimLog {
         Ok(())
     }
 
+    fn is_known_to_all(&self, _: u32) -> bool {
+        true
+    }
+
     fn leads(&self) -> bool {
         self.rafts.leads(self.region)
     }

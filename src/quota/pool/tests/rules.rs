@@ -123,9 +123,9 @@ fn a_reserve_shrinks_at_once_and_grows_when_all_know_and_a_lease_has_passed() {
     apply(&mut pool, 1, vec![]);
     assert_eq!(usable(&pool, A), (30, 30));
     // A bucket that the store does not hold has gained room, no tokens; and it counts as one that was empty at the change,
-    // until that would have filled and expired.
+    // until that would have filled and expired, and that had been lent from just before the change on.
     assert_eq!(pool.unseen(0, A).map(|u| u.level), Some(Tokens::whole(2)));
-    apply(&mut pool, 1_900, vec![]);
+    apply(&mut pool, 31_900, vec![]);
     assert_eq!(pool.unseen(0, A).map(|u| u.level), Some(Tokens::whole(2)));
     apply(&mut pool, 100, vec![]);
     assert_eq!(pool.unseen(0, A), None);

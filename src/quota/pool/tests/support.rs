@@ -98,11 +98,19 @@ impl StoreBucket {
         let bucket = self.bucket(bare, now);
         let shrunk = bucket.shrink(plan.hold_burst, rate);
         bucket.fence(fence, bare.session, Moment::at(now));
-        InStore { leased: shrunk.leased, returned: shrunk.returned, level: bucket.level(), held: None }
+        let length = if plan.lend.is_positive() { LOAN } else { Micros::ZERO };
+        let lent = bucket.lend(plan.lend, length, Moment::at(now));
+        let (leased, returned) = (shrunk.leased, shrunk.returned);
+        InStore { leased, returned, level: bucket.level(), held: None, lent }
     }
 
     pub fn install(&mut self, bare: &Bare, grant: &bucket::Grant, now: Micros) {
         self.bucket(bare, now).install(grant, bare.session, Moment::at(now));
+    }
+
+    /// Stores it as it is.
+    pub fn touch(&mut self, bare: &Bare, now: Micros) {
+        self.bucket(bare, now);
     }
 
     /// Forgets the bucket if that makes no difference.

@@ -14,6 +14,7 @@
 //!
 //! and at the end, L1: once everything has run out the pool is whole again and nothing is on record.
 
+mod asking;
 mod check;
 mod faults;
 mod histories;
@@ -23,7 +24,7 @@ mod resets;
 
 use super::support::*;
 use crate::quota::amount::{DRIFT_PPM, Micros, Rate, Tokens};
-use crate::quota::borrower::{Borrower, Grant, Sending, Situation};
+use crate::quota::borrower::{Borrower, Grant, Plan, Sending, Situation};
 use crate::quota::bucket::{self, Generation, Shape, Unseen};
 use crate::quota::policy::*;
 use crate::quota::pool::*;
@@ -58,6 +59,9 @@ pub enum Bug {
     RemovedUnheard,
     FormerLife,
     ResetTwice,
+    LentUsed,
+    LoanTooLong,
+    LoansForgotten,
 }
 
 /// What may change in a history.
@@ -87,7 +91,9 @@ struct Node {
     epoch: Option<u64>,
     nonce: u64,
     borrower: Borrower,
+    /// The ask that it sent last, and what it lent with it.
     ask: Option<Ask>,
+    lend: Option<Lend>,
     /// The store's time when it was last sent again.
     resent: Option<Micros>,
     store: StoreBucket,
@@ -152,6 +158,7 @@ pub struct World {
     pub admitted: Tokens,
     pub changes: u64,
     pub resets: i64,
+    pub loans: u64,
     pub came: u64,
     pub left: u64,
 }
@@ -201,6 +208,7 @@ impl World {
             admitted: Tokens::ZERO,
             changes: 0,
             resets: 0,
+            loans: 0,
             came: 0,
             left: 0,
             rng,
@@ -397,55 +405,6 @@ impl World {
         self.take_reset(i, region);
     }
 
-    fn consider(&mut self, i: usize, queued: Tokens) {
-        let (now, level) = (self.mono(i), self.peek(i));
-        let region = self.nodes[i].region;
-        let node = &mut self.nodes[i];
-        let Some(epoch) = node.epoch else { return };
-        let situation = Situation {
-            pool: &node.replica,
-            policy: self.policy,
-            bucket: BUCKET,
-            region,
-            part: node.part,
-            now,
-            level,
-            queued,
-            queued_max: queued,
-            rtt: Micros::millis(200),
-            tau_age: now - node.seen_at,
-        };
-        let Some(plan) = node.borrower.consider(&situation) else {
-            if let Some(ask) = node.ask.clone().filter(|a| a.epoch == epoch)
-                && self.rng.percent(5)
-            {
-                self.nodes[i].resent = Some(self.store_now(i));
-                self.send(i, Op::Ask(ask)); // once more, as it was
-            }
-            return;
-        };
-        let fence = if self.is(Bug::NoFence) { 0 } else { self.nodes[i].borrower.next_seq() };
-        let rate = self.discounted(plan.hold_rate);
-        let late = self.is(Bug::StopAfterSending);
-        let (bare, store_now) = (self.bare(i), self.store_now(i));
-        let bucket = &mut self.nodes[i].store;
-        let was = bucket.clone();
-        let store = bucket.prepare(&bare, &plan, rate, fence, store_now);
-        if late {
-            *bucket = was;
-        }
-        if self.rng.percent(5) {
-            return; // it happened, but the daemon did not hear of it
-        }
-        let node = &mut self.nodes[i];
-        let age = now - node.seen_at;
-        let (part, seen, policy) = (node.part, node.seen, self.policy);
-        let sending = Sending { region, epoch, policy, bucket: BUCKET, part, now, store_now, seen, age };
-        let ask = node.borrower.ask(&plan, &store, &sending);
-        (node.ask, node.resent) = (Some(ask.clone()), None);
-        self.send(i, Op::Ask(ask));
-    }
-
     fn send(&mut self, from: usize, op: Op) {
         if self.nodes[from].cut_off > self.now || self.nodes[from].dead {
             return;
@@ -479,6 +438,7 @@ impl World {
         if nonce == node.nonce && node.epoch != Some(epoch) {
             node.epoch = Some(epoch);
         }
+        self.see_to_loans(i);
         let part = self.part_to_use(i);
         if part != self.nodes[i].part {
             if self.is(Bug::AckBeforeStopping) {
@@ -513,7 +473,7 @@ impl World {
         let node = &mut self.nodes[i];
         let in_pool = node.replica.unseen(self.policy, node.region);
         let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
-        node.unseen = Unseen::adopt(Some((old, node.unseen)), new, in_pool, node.generation, now);
+        node.unseen = Unseen::adopt(Some((old, node.unseen)), new, true, in_pool, node.generation, now);
         node.part = part;
         if self.is(Bug::FullAfterPolicy) {
             self.nodes[i].store = StoreBucket::default();

@@ -226,6 +226,8 @@ impl Trace<'_> {
                 hold_burst,
                 hold_rate: Rate::ZERO,
                 permits: Some(allowance),
+                lend_rate: Rate::ZERO,
+                lend_for: Micros::ZERO,
             });
         }
         let call = self.stem.prepare_permits(window, &asks);

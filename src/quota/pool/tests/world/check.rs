@@ -32,16 +32,20 @@ impl World {
         if with_parts > most + slack {
             return Err(format!("S2: spent {spent:?}, spendable {parts:?}, bound {most:?}"));
         }
-        let tau = match self.leader {
-            Some(leader) => { self.clocks.last().unwrap().1 }.stamp(self.mono(leader)).tau,
-            None => self.pool.tau(),
+        // What is lent of reserves counts only for entries of its own term, as long as one can be stamped.
+        let Stamp { term, tau } = match self.leader {
+            Some(leader) => { self.clocks.last().unwrap().1 }.stamp(self.mono(leader)),
+            None => Stamp { term: u64::MAX, tau: self.pool.tau() },
         };
         let way: Tokens = (0..self.nodes.len()).map(|i| self.on_its_way(i)).sum();
-        let pooled = self.pool.free(self.policy, BUCKET, tau.max(self.pool.tau()));
+        let pooled = self.pool.free_in(term, self.policy, BUCKET, tau.max(self.pool.tau()));
         if with_parts + way + pooled > most + slack {
             return Err(format!(
                 "S5: spent {spent:?}, spendable {parts:?}, on its way {way:?}, pool {pooled:?}, bound {most:?}"
             ));
+        }
+        if self.leader.is_some() && term == self.pool.term() {
+            self.check_loans(tau.max(self.pool.tau()))?;
         }
         for region in (0..self.pool.regions().len() as u16).map(RegionId) {
             self.check_leases(region)?;
@@ -64,13 +68,31 @@ impl World {
         if fits { Ok(()) } else { Err(format!("S6: {lent:?} committed: {books:?}")) }
     }
 
+    /// What an entry that is stamped now may count on, its lender does not use.
+    fn check_loans(&self, tau: Micros) -> Result<(), String> {
+        for i in (0..self.nodes.len()).filter(|i| !self.nodes[*i].dead) {
+            let Some(loan) = self.pool.loan(BUCKET, self.nodes[i].region, tau) else { continue };
+            let now = self.store_now(i);
+            let bucket = self.nodes[i].store.peek(&self.bare(i), now);
+            let idle = if bucket.refills_from() > now {
+                Rate::MAX
+            } else {
+                bucket.on_loan().map_or(Rate::ZERO, |l| l.rate)
+            };
+            if self.seat(i).is_some() && loan.rate > idle {
+                return Err(format!("S7: {loan:?}, of which {idle:?} is idle"));
+            }
+        }
+        Ok(())
+    }
+
     /// Of all lives of a region together.
     fn check_leases(&self, region: RegionId) -> Result<(), String> {
         let (mut burst, mut rate) = (Tokens::ZERO, Rate::ZERO);
         for i in (0..self.nodes.len()).filter(|i| self.nodes[*i].region == region && !self.nodes[*i].dead) {
             let bucket = self.nodes[i].store.peek(&self.bare(i), self.store_now(i));
-            burst += bucket.cap() - bucket.shape().cap;
-            rate += bucket.rate() - bucket.shape().rate;
+            burst += bucket.borrowed().1;
+            rate += bucket.borrowed().0;
         }
         if burst == Tokens::ZERO && rate == Rate::ZERO {
             return Ok(());

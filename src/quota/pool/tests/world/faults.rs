@@ -63,7 +63,7 @@ impl World {
         let node = &mut self.nodes[i];
         let in_pool = node.replica.unseen(policy, node.region);
         let in_pool = in_pool.map(|unseen| unseen.on_clock(node.replica.tau(), now));
-        node.unseen = Unseen::adopt(None, shape, in_pool, node.generation, now);
+        node.unseen = Unseen::adopt(None, shape, true, in_pool, node.generation, now);
         node.nonce = self.nonce;
         node.filled = 0;
         node.epoch = None;
@@ -80,8 +80,9 @@ impl World {
         let now = self.store_now(i);
         let node = &mut self.nodes[i];
         node.store = StoreBucket::default();
-        node.generation = Generation { start: now, full: false };
+        node.generation = Generation { start: now, ..Generation::default() };
         match self.bug {
+            Some(Bug::LoansForgotten) => node.generation.known = true,
             Some(Bug::FullAfterLoss) => node.generation.full = true,
             Some(Bug::OverdraftForgottenOnLoss) => {
                 node.generation.full = true;

@@ -4,7 +4,7 @@ use super::{Bug, Changing, World};
 
 fn campaign(seeds: std::ops::Range<u64>, changing: Changing) {
     let (mut commits, mut grants, mut changes, mut came, mut left) = (0, 0, 0, 0, 0);
-    let mut resets = 0;
+    let (mut resets, mut loans) = (0, 0);
     for seed in seeds {
         let (world, result) = World::run(seed, changing, None, time_of(changing));
         if let Err(what) = result {
@@ -16,11 +16,14 @@ fn campaign(seeds: std::ops::Range<u64>, changing: Changing) {
         came += world.came;
         left += world.left;
         resets += world.resets;
+        loans += world.loans;
     }
-    println!("{commits} entries, {grants} grants, {changes} changes, {came} regions came, {left} left");
+    println!(
+        "{commits} entries, {grants} grants, {changes} changes, {came} regions came, {left} left, {loans} loans"
+    );
     // It would prove nothing if nothing had happened.
     let enough = match changing {
-        Changing::Nothing => true,
+        Changing::Nothing => loans > 20,
         Changing::Resets => resets > 40,
         Changing::Policies => changes > 20,
         Changing::Regions => changes > 20 && came > 20 && left > 3,
@@ -82,6 +85,9 @@ fn every_mistake_is_found() {
         RollbackUndetected,
         StopAfterSending,
         NoFence,
+        LentUsed,
+        LoanTooLong,
+        LoansForgotten,
     ];
     let by_changes = [RaiseAtOnce, AckBeforeStopping, FullAfterPolicy];
     let all = at_any_time.map(|bug| (bug, Changing::Nothing)).into_iter();

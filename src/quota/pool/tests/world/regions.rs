@@ -109,7 +109,7 @@ impl World {
         // Its very first: it has spent nothing.
         let full = self.pool.epoch(member.id).0 == 0;
         (node.life, node.nonce) = (member.node, self.nonce);
-        node.generation = Generation { start: node.store_clock.at(now), full };
+        node.generation = Generation { start: node.store_clock.at(now), full, known: false };
         node.borrower = Borrower::new(node.mono.at(now));
         (node.part, node.seen_at) = (Part::default(), node.mono.at(now));
         let from_log = self.rng.percent(60);
