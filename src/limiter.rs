@@ -491,6 +491,11 @@ impl Held<'_> {
         self.policy.pooled && self.count.is_some() && !self.own
     }
 
+    /// May what this region's reserve brings be another's for now?
+    fn may_be_lent(&self) -> bool {
+        self.policy.lends && !self.own
+    }
+
     fn is_limited(&self) -> bool {
         self.limit.is_some() || self.count.is_some()
     }

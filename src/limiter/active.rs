@@ -60,6 +60,8 @@ pub struct ActivePolicy {
     pub held: Option<(Micros, Part)>,
     /// Is there a pool?
     pub pooled: bool,
+    /// May something of this region's reserve be lent to others, or was it not long ago?
+    pub lends: bool,
     /// What a bucket's pool holds when it is full.
     pub pool_full: Tokens,
     /// What all regions together may admit of a bucket; `None`: anything.
@@ -151,6 +153,7 @@ impl ActivePolicy {
             life: Micros::ZERO,
             held: None,
             pooled,
+            lends: false,
             pool_full,
             bound: cut.map(|c| (c.rate, c.burst + c.overshoot())),
             count: Kind::of(&policy.limit),

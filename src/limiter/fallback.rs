@@ -1,19 +1,19 @@
 //! `on_store_failure: local`: an embedded bucket takes over while the store is down, and its spending is paid back.
 //!
 //! The bound holds through it: the embedded buckets are empty when the outage begins and refill at the region's own rate, so
-//! they never hold more than the store's would have gained meanwhile; and what was spent from them is taken out of the store's
-//! bucket before it is used again. A limit that counts is taken for used up until the outage is a span old: then all that the store
+//! they never hold more than the store's would have gained meanwhile (where idle reserve is lent to other regions, they refill from when
+//! the last loan is over); and what was spent from them is taken out of the store's bucket before it is used again. A limit that counts is taken for used up until the outage is a span old: then all that the store
 //! counted before it would have been forgotten. Permits that are in use when the store is back are taken there, under the same lease.
 
 use super::{Held, Limiter, take_of};
 use crate::quota::amount::{Micros, Tokens};
 use crate::quota::bucket::Unseen;
 use crate::quota::counted::{Act, Allowance, Kind};
-use crate::quota::policy::{BucketId, OnStoreFailure};
+use crate::quota::policy::{BucketId, LOAN, OnStoreFailure};
 use crate::quota::verdict::{LimitVerdict, Reason, Sight};
 use crate::store::memory::MemoryStore;
 use crate::store::{CHARGES_MAX, CountCharge, Store, StoreError, Take, TakeCharge, Taken};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -39,6 +39,10 @@ enum Debt {
 impl Fallback {
     pub fn new(local: MemoryStore) -> Self {
         let (since, owing) = (AtomicI64::new(0), AtomicUsize::new(0));
+        // What is lent of reserves is seen to bucket by bucket.
+        if let Some(session) = local.session().borrow().session() {
+            let _ = local.mark_known(session);
+        }
         Self { local, since, owing, debts: Mutex::default() }
     }
 
@@ -49,8 +53,8 @@ impl Fallback {
         }
     }
 
-    /// Takes from the embedded buckets. `None`: there is nothing to be had of them.
-    pub async fn take(&self, take: Take) -> Option<Taken> {
+    /// Takes from the embedded buckets. `None`: there is nothing to be had of them. `lent`: what these buckets' reserves bring may be lent.
+    pub async fn take(&self, take: Take, lent: &HashSet<BucketId>) -> Option<Taken> {
         if take.is_empty() {
             return None;
         }
@@ -60,10 +64,10 @@ impl Fallback {
         if self.debts().len().saturating_add(take.len()) > DEBTS_MAX {
             return None;
         }
-        let charges = take.charges.iter().map(|charge| TakeCharge {
-            bucket: of_outage(charge.bucket, began),
-            unseen: Some(Unseen { level: Tokens::ZERO, at: began }),
-            ..*charge
+        let charges = take.charges.iter().map(|charge| {
+            let at = if lent.contains(&charge.bucket) { began + LOAN } else { began };
+            let unseen = Some(Unseen { level: Tokens::ZERO, at });
+            TakeCharge { bucket: of_outage(charge.bucket, began), unseen, ..*charge }
         });
         let counts = take.counts.iter().map(|charge| {
             let until = (began + charge.allowance.span).max(charge.allowance.until);
@@ -133,8 +137,9 @@ impl<S: Store> Limiter<S> {
         let denied =
             limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());
         let is_local = |h: &&Held<'_>| h.policy.policy.on_store_failure == OnStoreFailure::Local;
-        let take = take_of(limited().filter(is_local));
-        let taken = if denied { None } else { self.core.fallback.take(take).await };
+        let local = || limited().filter(is_local);
+        let lent = local().filter(|h| h.may_be_lent()).map(Held::bucket).collect();
+        let taken = if denied { None } else { self.core.fallback.take(take_of(local()), &lent).await };
         let (charges, counts) = taken.map(|t| (t.charges, t.counts)).unwrap_or_default();
         let (mut charges, mut counts) = (charges.into_iter(), counts.into_iter());
         let verdict = |h: &Held<'_>| {
@@ -216,5 +221,36 @@ impl std::fmt::Debug for Fallback {
             .field("since", &self.since)
             .field("owing", &self.owing)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::amount::Rate;
+    use crate::quota::bucket::Shape;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn embedded_buckets_are_empty_at_first_and_do_not_bring_what_may_be_lent() {
+        let clock = Arc::new(AtomicI64::new(Micros::seconds(1_000).0));
+        let now = Arc::clone(&clock);
+        let fallback = Fallback::new(MemoryStore::new(move || Micros(now.load(Ordering::Relaxed))));
+        let shape = Shape { rate: Rate::per_second(10), cap: Tokens::whole(100) };
+        let (own, lent) = (BucketId([1; 16]), BucketId([2; 16]));
+        let charge = |bucket| TakeCharge { bucket, shape, unseen: None, cost: Tokens::ZERO, enforce: true };
+        let levels = async |outage: &Fallback| {
+            let take = Take { charges: [own, lent].map(charge).to_vec(), ..Take::default() };
+            let taken = outage.take(take, &[lent].into()).await.unwrap();
+            [0, 1].map(|i| taken.charges[i].level.floor())
+        };
+        let pass = |time: Micros| clock.fetch_add(time.0, Ordering::Relaxed);
+        assert_eq!(levels(&fallback).await, [0, 0]);
+        pass(Micros::seconds(5));
+        assert_eq!(levels(&fallback).await, [50, 0]);
+        pass(LOAN);
+        assert_eq!(levels(&fallback).await, [100, 50]);
+        fallback.store_is_back();
+        assert_eq!(levels(&fallback).await, [0, 0], "each outage begins anew");
     }
 }

@@ -13,6 +13,7 @@ use crate::quota::matching::{CHARGES_MAX, Request, RequestFault};
 use crate::quota::policy::{BucketId, OnStoreFailure, Policy, RegionName, TTL_DEFAULT};
 use crate::quota::verdict::{Reason, Verdict};
 use crate::store::{CountCharge, Store, Take, Taken};
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -169,7 +170,7 @@ impl<S: Store> Limiter<S> {
         }
         let local = all.into_iter().filter(|claim| claim.on_store_failure == OnStoreFailure::Local);
         let local: Vec<&Claim> = local.collect();
-        let taken = self.core.fallback.take(take(&local)).await;
+        let taken = self.core.fallback.take(take(&local), &HashSet::new()).await;
         let seen = taken.map_or_else(Vec::new, |taken| taken.counts);
         // What the store holds cannot be renewed while it is away; whether it is there, nobody can say.
         if local.len() != seen.len() || local.iter().zip(&seen).any(|(c, seen)| !c.shadow && !seen.fits) {

@@ -82,6 +82,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 let mut next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
                 next.held = held(view.id);
                 next.life = pool.permit_life(view.id);
+                next.lends = pool.may_lend(view.id) && pool.regions().len() > 1;
                 next
             })
             .collect();
