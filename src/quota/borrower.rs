@@ -14,13 +14,15 @@
 //! Rates are undiscounted in here. The store is given `rate.discount(DRIFT_PPM)`, for a plan's and for a grant's rate alike.
 
 mod lending;
+mod outlook;
 mod permits;
 mod windows;
 
+use self::outlook::{Hold, Outlook, above_by_a_third};
 use super::amount::{DRIFT_PPM, MICROS_PER_TOKEN, Micros, Rate, Tokens};
 use super::demand::Demand;
 use super::policy::{BucketId, LEASE_MIN, LOAN, Part};
-use super::pool::{Ask, Inquiry, Pool, Preview, Record, RegionId, Stamp};
+use super::pool::{Ask, Pool, Preview, Record, RegionId, Stamp};
 use crate::bugs::{Bug, planted};
 
 /// A level is low when the demand uses it up within this share of the time that an ask takes.
@@ -634,69 +636,4 @@ impl Borrower {
         let may_ask_for_more = s.now >= self.last_ask + self.gap;
         unheard || may_ask_for_more && (gain || report || o.starved && !p.known)
     }
-}
-
-/// What a region has, needs and lacks of the pool.
-#[derive(Clone, Copy, Debug)]
-struct Outlook {
-    demand: Rate,
-    /// Rate beyond the reserve, with headroom.
-    need: Rate,
-    want: Tokens,
-    short: Tokens,
-    quantum: Tokens,
-    /// The level without the overdraft; less than zero where that is in use.
-    available: Tokens,
-    /// The level above the reserve's cap; less than zero: room in the reserve.
-    over: Tokens,
-    /// What will be spent before an ask is answered.
-    ahead: Tokens,
-    /// The slice that it has ...
-    burst: Tokens,
-    rate: Rate,
-    /// ... and what it keeps of that in any case.
-    keep_burst: Tokens,
-    keep_rate: Rate,
-    active: bool,
-    starved: bool,
-    renew_due: bool,
-}
-
-/// What a region may hold on to.
-#[derive(Clone, Copy, Debug, Default)]
-struct Hold {
-    burst: Tokens,
-    rate: Rate,
-}
-
-impl Outlook {
-    fn leased(&self) -> bool {
-        self.burst.is_positive() || self.rate.is_positive()
-    }
-
-    fn inquiry(&self, region: RegionId) -> Inquiry {
-        Inquiry {
-            region,
-            demand: self.demand,
-            want: self.want,
-            level: self.over,
-            short: self.short,
-            quantum: self.quantum,
-            held_burst: self.keep_burst,
-            held_rate: self.rate,
-        }
-    }
-
-    /// Tokens on demand do not keep where the reserve does not hold a request: then only requests that wait count.
-    fn only_waiting(&self, preview: &Preview, s: &Situation<'_>) -> bool {
-        preview.on_demand && s.part.burst < self.quantum
-    }
-
-    fn short_for(&self, preview: &Preview, s: &Situation<'_>) -> Tokens {
-        if self.only_waiting(preview, s) { (s.queued - self.available).or_zero() } else { self.short }
-    }
-}
-
-fn above_by_a_third(rate: Rate) -> Rate {
-    rate + rate.mul_div(1, 3)
 }

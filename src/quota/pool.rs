@@ -214,12 +214,6 @@ impl Pool {
         self.policies.slot(policy)?.unseen_part(region, self.tau)
     }
 
-    /// May something of a policy's reserves be lent (or was, not long ago)?
-    #[must_use]
-    pub fn may_lend(&self, policy: u32) -> bool {
-        self.policies.slot(policy).is_some_and(Slot::may_lend)
-    }
-
     /// The windows of a policy's quota; `None`: it has none.
     #[must_use]
     pub fn window(&self, policy: u32) -> Option<Window> {

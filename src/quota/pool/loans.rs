@@ -256,6 +256,12 @@ impl Pool {
         }
     }
 
+    /// May something of a policy's reserves be lent (or was, not long ago)?
+    #[must_use]
+    pub fn may_lend(&self, policy: u32) -> bool {
+        self.policies.slot(policy).is_some_and(Slot::may_lend)
+    }
+
     /// What this region lends of a bucket, as far as the pool counts on it at Raft time `tau`.
     #[must_use]
     pub fn loan(&self, bucket: BucketId, region: RegionId, tau: Micros) -> Option<Loan> {
