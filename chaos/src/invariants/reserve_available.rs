@@ -352,7 +352,9 @@ mod tests {
         let mut history = lender();
         load(&mut history, 0, 30_000, 30_100, 1);
         load(&mut history, 0, 31_000, 60_000, 50);
-        load(&mut history, 0, 75_000, 100_000, 5);
+        // By now it is full again, of the whole rate.
+        load(&mut history, 0, 75_000, 75_100, 1);
+        load(&mut history, 0, 75_100, 100_000, 5);
         let verdict = ReserveAvailable.check(&history);
         assert!(!verdict.is_broken(), "{verdict:?}");
     }
