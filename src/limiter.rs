@@ -377,13 +377,18 @@ impl<S: Store> Limiter<S> {
                 tally.saw(seen.level, taken.now);
                 continue;
             }
-            tally.count(held.charge.cost, seen.fits, seen.level, taken.now);
-            if !seen.fits || tally.is_low(seen.level) {
-                if let Some(cause) = trace::cause() {
-                    tally.set_cause(cause);
-                }
-                self.core.table.poke(tally);
+            self.count_one(tally, held.charge.cost, seen.fits, seen.level, taken.now);
+        }
+    }
+
+    /// Counts one request. The slow loop hears at once of what was refused or has left little.
+    fn count_one(&self, tally: &Arc<Tally>, cost: Tokens, fits: bool, level: Tokens, at: Micros) {
+        tally.count(cost, fits, level, at);
+        if !fits || tally.is_low(level) {
+            if let Some(cause) = trace::cause() {
+                tally.set_cause(cause);
             }
+            self.core.table.poke(tally);
         }
     }
 
@@ -525,6 +530,7 @@ impl Held<'_> {
         if strict && self.fits_ever() { self.policy.policy.wait } else { Micros::ZERO }
     }
 
+    /// Could this region ever hold as much?
     fn fits_ever(&self) -> bool {
         self.charge.cost <= self.most()
     }

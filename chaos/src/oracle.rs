@@ -192,6 +192,14 @@ pub struct Watched {
     pub editions: Vec<Edition>,
 }
 
+impl Watched {
+    /// The edition that counts at a time; `None`: there was none yet.
+    #[must_use]
+    pub fn edition_at(&self, now: Micros) -> Option<&Edition> {
+        self.editions.iter().rev().find(|edition| edition.from <= now)
+    }
+}
+
 /// What a policy promised for some time. From `from` until the next edition's `from` only this edition counts; an edition
 /// that may be in force together with its predecessor (a change is under way: from when it was *sent* until every region had
 /// settled) is written as the larger of both, field by field.

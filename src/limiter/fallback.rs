@@ -2,8 +2,9 @@
 //!
 //! The bound holds through it: the embedded buckets are empty when the outage begins and refill at the region's own rate, so
 //! they never hold more than the store's would have gained meanwhile (where idle reserve is lent to other regions, they refill from when
-//! the last loan is over); and what was spent from them is taken out of the store's bucket before it is used again. A limit that counts is taken for used up until the outage is a span old: then all that the store
-//! counted before it would have been forgotten. Permits that are in use when the store is back are taken there, under the same lease.
+//! the last loan is over); and what was spent from them is taken out of the store's bucket before it is used again. A limit that counts is
+//! taken for used up until the outage is a span old: then all that the store counted before it would have been forgotten. Permits that are in
+//! use when the store is back are taken there, under the same lease.
 
 use super::{Held, Limiter, take_of};
 use crate::quota::amount::{Micros, Tokens};

@@ -8,7 +8,6 @@ use crate::quota::counted::Seen;
 use crate::quota::policy::BucketId;
 use crate::quota::verdict::{LimitVerdict, RETRY_HINT, Reason};
 use crate::store::Store;
-use crate::telemetry::trace;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,13 +31,7 @@ impl<S: Store> Limiter<S> {
             known => known,
         }?;
         tally.set_of_permits();
-        tally.count(cost.or_zero(), seen.fits, left, now);
-        if !seen.fits || tally.is_low(left) {
-            if let Some(cause) = trace::cause() {
-                tally.set_cause(cause);
-            }
-            self.core.table.poke(&tally);
-        }
+        self.count_one(&tally, cost.or_zero(), seen.fits, left, now);
         Some(tally)
     }
 

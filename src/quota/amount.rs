@@ -126,6 +126,12 @@ impl Tokens {
         Self(tokens.saturating_mul(MICROS_PER_TOKEN))
     }
 
+    /// The same, rounded up to whole tokens; saturates.
+    #[must_use]
+    pub fn up_to_whole(self) -> Self {
+        Self::whole((self + Self(MICROS_PER_TOKEN.saturating_sub(1))).floor())
+    }
+
     /// Whole tokens in it, rounded down.
     #[must_use]
     pub fn floor(self) -> i64 {

@@ -141,6 +141,18 @@ pub struct Situation<'a> {
     pub may_lend: bool,
 }
 
+impl Situation<'_> {
+    /// The Raft time now, as far as the replica can say.
+    fn tau(&self) -> Micros {
+        self.pool.tau() + self.tau_age.or_zero()
+    }
+
+    /// The Raft time at which an ask that is made now may be applied.
+    fn tau_of_ask(&self) -> Micros {
+        self.tau() + self.rtt.mul_div(1, 2)
+    }
+}
+
 /// An ask to be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -290,7 +302,7 @@ impl Borrower {
         if !outlook.active && !outlook.leased() && lends.is_none() {
             return None;
         }
-        let tau = s.pool.tau() + s.tau_age.or_zero() + s.rtt.mul_div(1, 2);
+        let tau = s.tau_of_ask();
         let mut inquiry = outlook.inquiry(s.region);
         let mut preview = s.pool.preview(s.policy, s.bucket, tau, &inquiry)?;
         if outlook.only_waiting(&preview, s) {
@@ -490,10 +502,15 @@ impl Borrower {
         from + (slice.until - from).mul_div(1, 2)
     }
 
+    /// The largest cost of one request.
+    fn quantum(&self, s: &Situation<'_>) -> Tokens {
+        self.demand.largest().max(s.queued_max).max(Tokens(MICROS_PER_TOKEN))
+    }
+
     /// What the region has, needs and lacks.
     fn outlook(&self, s: &Situation<'_>, horizon: Micros) -> Outlook {
         let starved = s.queued.is_positive();
-        let quantum = self.demand.largest().max(s.queued_max).max(Tokens(MICROS_PER_TOKEN));
+        let quantum = self.quantum(s);
         let slice = self.slice.filter(|slice| slice.until > s.now);
         let (burst, rate) = slice.map_or_else(Default::default, |s| (s.burst, s.rate));
         // Planned as if there were no overdraft.

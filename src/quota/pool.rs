@@ -31,7 +31,7 @@ pub use entry::{
     Ack, AddRegion, Applied, Ask, AskInWindow, Entry, FoundWith, Join, LEVEL, Lend, NoReset, Op,
     PolicyOutcome, RegionId, RemoveRegion, ResetBucket, SetPolicies, Stamp, TakeReset, TimeOfDay,
 };
-pub use former::{AsPoolV4, AsPoolV5, PoolV1, PoolV2, PoolV3, PoolV4, PoolV5};
+pub use former::{PoolV1, PoolV2, PoolV3, PoolV4, PoolV5};
 pub use ledger::{Breach, Ghost, MAX_AGE, Record};
 pub use loans::{LENT_MAX_PERCENT, LOANS_MAX, Loan};
 pub use members::{Member, NAMES_MAX, NODE_IDS, REGIONS_MAX, Standing};

@@ -63,15 +63,13 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             .policies()
             .map(|view| {
                 let part = pool.usable(view.id, me).unwrap_or_default();
+                let lent = pool.may_lend(view.id);
                 let known = before.policy(view.id).filter(|_| !before.blind).map(|p| (p.shape, p.unseen));
                 let in_pool = pool.unseen(view.id, me).map(|unseen| unseen.on_clock(tau, now));
                 let mut unseen = match Kind::of(&view.policy.limit) {
                     // What counts is in the store, or was lost and is taken for used; only what others may have used is not.
                     Some(_) => in_pool,
-                    None => {
-                        let lent = pool.may_lend(view.id);
-                        Unseen::adopt(known, part.shape(), lent, in_pool, generation, now)
-                    }
+                    None => Unseen::adopt(known, part.shape(), lent, in_pool, generation, now),
                 };
                 if planted(Bug::FullAfterPolicyChange) || view.policy.window().is_some() {
                     unseen = None;
@@ -82,7 +80,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 let mut next = ActivePolicy::new(view.id, policy, view.cut, part, unseen, &self.core.metrics);
                 next.held = held(view.id);
                 next.life = pool.permit_life(view.id);
-                next.lends = pool.may_lend(view.id) && pool.regions().len() > 1;
+                next.lends = lent && pool.regions().len() > 1;
                 next
             })
             .collect();

@@ -104,11 +104,7 @@ impl MemoryStore {
     /// # Errors
     /// [`StoreError::Fenced`] if `session` is not its own.
     pub fn mark_full(&self, session: Session) -> Result<(), StoreError> {
-        if session != self.inner.session {
-            return Err(StoreError::Fenced);
-        }
-        self.inner.full.store(true, Ordering::SeqCst);
-        Ok(())
+        self.mark(session, &self.inner.full)
     }
 
     /// See [`RegionStore::mark_known`](super::RegionStore::mark_known).
@@ -116,10 +112,14 @@ impl MemoryStore {
     /// # Errors
     /// [`StoreError::Fenced`] if `session` is not its own.
     pub fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        self.mark(session, &self.inner.known)
+    }
+
+    fn mark(&self, session: Session, as_said: &AtomicBool) -> Result<(), StoreError> {
         if session != self.inner.session {
             return Err(StoreError::Fenced);
         }
-        self.inner.known.store(true, Ordering::SeqCst);
+        as_said.store(true, Ordering::SeqCst);
         Ok(())
     }
 

@@ -211,10 +211,7 @@ impl RedisStore {
     /// # Errors
     /// See there.
     pub async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
-        for lane in &*self.lanes {
-            lane.mark_full(session).await?;
-        }
-        Ok(())
+        self.say(session, Say::Full).await
     }
 
     /// See [`RegionStore::mark_known`](super::RegionStore::mark_known).
@@ -222,8 +219,13 @@ impl RedisStore {
     /// # Errors
     /// See there.
     pub async fn mark_known(&self, session: Session) -> Result<(), StoreError> {
+        self.say(session, Say::Known).await
+    }
+
+    /// Of the data of all shards.
+    async fn say(&self, session: Session, what: Say) -> Result<(), StoreError> {
         for lane in &*self.lanes {
-            lane.mark_known(session).await?;
+            lane.say(session, what).await?;
         }
         Ok(())
     }
@@ -275,25 +277,14 @@ impl Lane {
         self.link.live.load_full().ok_or(StoreError::Unavailable)
     }
 
-    async fn mark_full(&self, session: Session) -> Result<(), StoreError> {
+    /// Says this of the generation of data that the session began. (What it has kept is not full.)
+    async fn say(&self, session: Session, what: Say) -> Result<(), StoreError> {
         let live = self.live()?;
-        if live.attached.session != session || session.kept {
+        if live.attached.session != session || session.kept && what == Say::Full {
             return Err(StoreError::Fenced);
         }
-        self.say(&live, Say::Full).await
-    }
-
-    async fn mark_known(&self, session: Session) -> Result<(), StoreError> {
-        let live = self.live()?;
-        if live.attached.session != session {
-            return Err(StoreError::Fenced);
-        }
-        self.say(&live, Say::Known).await
-    }
-
-    async fn say(&self, live: &Arc<Live>, what: Say) -> Result<(), StoreError> {
         let call = live.attached.stem.beat(control::META_LIFE, what);
-        let beaten = self.slow(live, StoreCall::Beat, call, wire::beaten).await?;
+        let beaten = self.slow(&live, StoreCall::Beat, call, wire::beaten).await?;
         live.attached.heard(beaten);
         Ok(())
     }

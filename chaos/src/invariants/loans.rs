@@ -1,7 +1,7 @@
 //! When a region may have lent the rate of its reserve.
 
 use super::spans::Spans;
-use crate::oracle::{Edition, History, Mode, Request, Watched};
+use crate::oracle::{History, Mode, Request, Watched};
 use quorate::quota::amount::{MICROS_PER_SECOND, Micros, Rate, Tokens};
 use quorate::quota::policy::LOAN;
 use quorate::quota::pool::LENT_MAX_PERCENT;
@@ -27,17 +27,15 @@ pub(super) fn may_have_lent(history: &History, limit: usize, region: usize, watc
             *slot += request.cost.or_zero();
         }
     }
+    let begins = |slot: usize| Micros(SLOT.0 * i64::try_from(slot).unwrap_or(i64::MAX));
+    let said = usize::try_from((leases_of(history, watched) + SAID).0 / SLOT.0).unwrap_or(usize::MAX);
     let lends = (0..slots).filter(|slot| {
-        let now = Micros(SLOT.0 * i64::try_from(*slot).unwrap_or(i64::MAX));
-        let Some(edition) = edition_at(watched, now).filter(|e| e.mode != Mode::Split) else { return false };
-        let said = usize::try_from((leases_of(history, watched) + SAID).0 / SLOT.0).unwrap_or(usize::MAX);
+        let edition = watched.edition_at(begins(*slot)).filter(|edition| edition.mode != Mode::Split);
+        let Some(edition) = edition else { return false };
         let short = |slot: &Tokens| *slot > edition.rate.during(SLOT).percent(50);
         idle(&own, *slot, edition.reserve(region).0) && past(&others, *slot, said).iter().any(short)
     });
-    Spans::new(lends.map(|slot| {
-        let at = Micros(SLOT.0 * i64::try_from(slot).unwrap_or(i64::MAX));
-        (at, at + SLOT + LASTS)
-    }))
+    Spans::new(lends.map(|slot| (begins(slot), begins(slot) + SLOT + LASTS)))
 }
 
 /// What stays of a reserve's rate.
@@ -63,10 +61,6 @@ fn past(slots: &[Tokens], slot: usize, many: usize) -> &[Tokens] {
 
 fn slot_of(request: &Request) -> usize {
     usize::try_from(request.sent.0 / SLOT.0).unwrap_or(0)
-}
-
-fn edition_at(watched: &Watched, now: Micros) -> Option<&Edition> {
-    watched.editions.iter().rev().find(|edition| edition.from <= now)
 }
 
 /// A longest lease of this limit.

@@ -90,6 +90,7 @@ impl Seen {
             return;
         }
 
+        let asked = requests.iter().filter(alive).count();
         let (mut denied, mut unavailable) = (Vec::new(), Vec::new());
         let lent = may_have_lent(history, limit, region, watched);
         let trouble = Trouble { dead, blind, lent };
@@ -98,7 +99,6 @@ impl Seen {
             let into = if request.outcome == Outcome::Denied { &mut denied } else { &mut unavailable };
             into.push(((request.sent, request.answered), one));
         }
-        let asked = requests.iter().filter(|r| !trouble.dead.touch(r.sent, r.answered)).count();
         let tolerated = i64::try_from(asked).unwrap_or(i64::MAX);
         let tolerated = Tokens(tolerated).mul_div(history.params.unavailable_ppm, 1_000_000).0;
         if i64::try_from(unavailable.len()).is_ok_and(|n| n <= tolerated) {
@@ -249,8 +249,9 @@ fn reshape(floor: &mut Floor, history: &History, of: (&Watched, usize, usize), n
 }
 
 fn slack(history: &History, watched: &Watched, region: usize, now: Micros) -> Tokens {
-    let edition = watched.editions.iter().rev().find(|edition| edition.from <= now);
-    edition.map_or(Tokens::ZERO, |edition| edition.reserve(region).0.during(history.params.slack))
+    watched
+        .edition_at(now)
+        .map_or(Tokens::ZERO, |edition| edition.reserve(region).0.during(history.params.slack))
 }
 
 /// What may have been taken, by the time of sending: running sums.

@@ -134,8 +134,8 @@ impl Usage {
 
 /// Rate and cap of a limit at a time; `None`: there is no limit.
 pub(super) fn edition_at(history: &History, limit: usize, at: Micros) -> Option<(f64, f64)> {
-    let editions = &history.limits.get(limit)?.editions;
-    let edition = editions.iter().rev().find(|edition| edition.from <= at).or(editions.first())?;
+    let watched = history.limits.get(limit)?;
+    let edition = watched.edition_at(at).or(watched.editions.first())?;
     (!edition.is_unlimited()).then(|| (float_rate(edition.rate), float(edition.cap())))
 }
 

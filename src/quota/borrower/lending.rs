@@ -18,7 +18,7 @@ const NEWS: Micros = Micros::seconds(1);
 impl Borrower {
     /// How much of its reserve's rate to lend now; zero: nothing, or nothing more.
     pub(super) fn to_lend(&self, s: &Situation<'_>, o: &Outlook) -> Rate {
-        let tau = s.pool.tau() + s.tau_age.or_zero();
+        let tau = s.tau();
         let loan = s.pool.loan(s.bucket, s.region, tau);
         if !s.may_lend
             || self.may_be_cut_off(s)

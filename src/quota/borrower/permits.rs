@@ -5,7 +5,7 @@
 //! it, whatever the plan says, so a plan only says what to keep *beside* it (see [`crate::quota::counted::lent`]).
 
 use super::{Borrower, LOW_PERCENT, Plan, Situation};
-use crate::quota::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
+use crate::quota::amount::{Micros, Rate, Tokens};
 
 /// To hold for those who come next: so much time's demand ...
 const HORIZON: Micros = Micros::seconds(1);
@@ -19,7 +19,7 @@ const UNUSED: Micros = Micros::seconds(5);
 impl Borrower {
     /// [`Borrower::consider`] for a bucket of permits. [`Plan::want`] is what it would like to have beside what is in use.
     pub(super) fn consider_permits(&mut self, s: &Situation<'_>, limit: Tokens) -> Option<Plan> {
-        let quantum = self.demand.largest().max(s.queued_max).max(Tokens(MICROS_PER_TOKEN));
+        let quantum = self.quantum(s);
         let rate = self.demand.rate(s.now, quantum);
         let slice = self.slice.filter(|slice| slice.until > s.now);
         let held = slice.map_or(Tokens::ZERO, |slice| slice.burst);
@@ -30,18 +30,17 @@ impl Borrower {
         if !active && !held.is_positive() {
             return None;
         }
-        let tau = s.pool.tau() + s.tau_age.or_zero() + s.rtt.mul_div(1, 2);
-        let p = s.pool.permits(s.policy, s.bucket, tau, s.region)?;
+        let p = s.pool.permits(s.policy, s.bucket, s.tau_of_ask(), s.region)?;
         let left = s.level.or_zero();
         let most = limit.percent(SPARE_PERCENT).max(quantum);
-        let spare = up(rate.during(HORIZON)).max(quantum).min(most);
+        let spare = rate.during(HORIZON).up_to_whole().max(quantum).min(most);
         let may_ask_for_more = s.now >= self.last_ask + self.gap;
         let plan = |hold_burst: Tokens, want: Tokens| Plan {
             hold_burst: Tokens::whole(hold_burst.or_zero().floor()),
             hold_rate: Rate::ZERO,
             demand: if active { rate.max(Rate(1)) } else { Rate::ZERO },
-            want: up(want),
-            short: up((s.queued - left).or_zero()),
+            want: want.up_to_whole(),
+            short: (s.queued - left).or_zero().up_to_whole(),
             quantum,
             lend: Rate::ZERO,
         };
@@ -66,9 +65,4 @@ impl Borrower {
         let idle = unused > spare + spare && s.now >= self.last_ask + UNUSED;
         idle.then(|| plan(held - unused + spare, spare))
     }
-}
-
-/// Whole permits.
-fn up(permits: Tokens) -> Tokens {
-    Tokens::whole((permits + Tokens(MICROS_PER_TOKEN.saturating_sub(1))).floor())
 }

@@ -26,9 +26,8 @@ impl Borrower {
             return None;
         }
         let want = o.demand.during(HORIZON).max(o.quantum).max(s.queued) + kept;
-        let tau = s.pool.tau() + s.tau_age.or_zero() + s.rtt.mul_div(1, 2);
         let inquiry = Inquiry { want, ..o.inquiry(s.region) };
-        let p = s.pool.preview(s.policy, s.bucket, tau, &inquiry)?;
+        let p = s.pool.preview(s.policy, s.bucket, s.tau_of_ask(), &inquiry)?;
         let Some(hold) = self.reason_in_window(s, &o, &p, o.available < low) else {
             if !p.tokens.is_positive() {
                 self.next_look = s.now + REST;

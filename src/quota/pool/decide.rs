@@ -4,11 +4,11 @@ use super::entry::RegionId;
 use super::ledger::{Ledger, Record};
 use super::permits;
 use super::policies::Terms;
-use crate::quota::amount::{MICROS_PER_TOKEN, Micros, Rate, Tokens};
+use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::policy::LEASE_MIN;
 
 /// Requests that got nothing are taken to be asking again for so long.
-const WAITS: Micros = Micros::seconds(3);
+pub(super) const WAITS: Micros = Micros::seconds(3);
 
 /// A region is to have this much of the rate that its demand needs, so that it need not ask at every breath.
 const HEADROOM_PERCENT: i64 = 125;
@@ -133,7 +133,7 @@ fn lend_for_good(
     let (_, free_burst) = ledger.free(terms);
     // Whole tokens: crumbs would be left over in every region at the end.
     let whole = |tokens: Tokens| Tokens::whole(tokens.floor());
-    let lacks = whole(lacks + Tokens(MICROS_PER_TOKEN.saturating_sub(1)));
+    let lacks = lacks.up_to_whole();
     // What is left at the end may be less than the largest request costs: smaller ones can still use it.
     let tokens = whole(lacks.min(most).min(left).min(free_burst)).or_zero();
     Decision {
@@ -173,29 +173,32 @@ pub(super) fn distribute(terms: &Terms<'_>, ledger: &mut Ledger, asker: RegionId
     pushed
 }
 
-/// Is any other region entitled to more than it holds?
-pub(super) fn others_short(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> bool {
-    let crumb = terms.cut.rate.percent(1);
-    !terms.windowed
-        && ledger.records.iter().zip(entitlements(terms, ledger)).any(|(r, due)| {
-            let slack = r.rate.percent(5) + due.bare.percent(5).max(crumb);
-            r.region != me
-                && !on_demand(terms, r, due.burst)
-                && (due.bare > r.rate + slack
-                    || due.burst >= r.quantum && due.burst > r.burst + r.burst.percent(25))
-        })
+/// What other regions lack of what they are entitled to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lack {
+    /// Some region holds less.
+    pub(super) some: bool,
+    /// Some region that asked just now holds less than half.
+    pub(super) most: bool,
 }
 
-/// Is any other region that asked just now entitled to more than twice what it holds?
-pub(super) fn others_starve(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> bool {
+/// What do others than this region lack?
+pub(super) fn others_lack(terms: &Terms<'_>, ledger: &Ledger, me: RegionId) -> Lack {
+    let mut lack = Lack::default();
+    if terms.windowed {
+        return lack;
+    }
     let crumb = terms.cut.rate.percent(1);
-    let starves = |r: &Record, due: &Entitlement| {
-        ledger.at - r.asked < WAITS
-            && !on_demand(terms, r, due.burst)
-            && due.bare > r.rate + r.rate + crumb.percent(200)
-    };
-    let all = || ledger.records.iter().zip(entitlements(terms, ledger));
-    !terms.windowed && all().any(|(r, due)| r.region != me && starves(r, &due))
+    for (r, due) in ledger.records.iter().zip(entitlements(terms, ledger)) {
+        if r.region == me || on_demand(terms, r, due.burst) {
+            continue;
+        }
+        let slack = r.rate.percent(5) + due.bare.percent(5).max(crumb);
+        lack.some |=
+            due.bare > r.rate + slack || due.burst >= r.quantum && due.burst > r.burst + r.burst.percent(25);
+        lack.most |= ledger.at - r.asked < WAITS && due.bare > r.rate + r.rate + crumb.percent(200);
+    }
+    lack
 }
 
 /// Has another region that cannot hold a request by itself asked for one's tokens just now, and got none?

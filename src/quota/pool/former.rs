@@ -12,11 +12,9 @@ use crate::quota::amount::Micros;
 use crate::quota::policy::{BucketId, RegionName};
 use serde::{Deserialize, Serialize};
 
-/// The pool of a cluster whose regions were the founders, for good: snapshot format 1.
+/// What pools of all formats have in the same place. (Fields are written one after another: a struct in a struct is as its fields.)
 #[derive(Debug, Deserialize)]
-pub struct PoolV1 {
-    regions: Vec<RegionName>,
-    epochs: Vec<(u64, u64)>,
+struct Books {
     tau: Micros,
     term: u64,
     policies: Policies,
@@ -24,11 +22,17 @@ pub struct PoolV1 {
     evict_after: Option<BucketId>,
 }
 
+/// The pool of a cluster whose regions were the founders, for good: snapshot format 1.
+#[derive(Debug, Deserialize)]
+pub struct PoolV1 {
+    regions: Vec<RegionName>,
+    epochs: Vec<(u64, u64)>,
+    books: Books,
+}
+
 impl From<PoolV1> for Pool {
-    fn from(v1: PoolV1) -> Self {
-        let PoolV1 { regions, epochs, tau, term, policies, buckets, evict_after } = v1;
-        let members = Members::with_epochs(regions, epochs).into();
-        PoolV2 { members, tau, term, policies, buckets, evict_after }.into()
+    fn from(PoolV1 { regions, epochs, books }: PoolV1) -> Self {
+        PoolV2 { members: Members::with_epochs(regions, epochs).into(), books }.into()
     }
 }
 
@@ -36,58 +40,39 @@ impl From<PoolV1> for Pool {
 #[derive(Debug, Deserialize)]
 pub struct PoolV2 {
     members: MembersV4,
-    tau: Micros,
-    term: u64,
-    policies: Policies,
-    buckets: Shards,
-    evict_after: Option<BucketId>,
+    books: Books,
 }
 
 impl From<PoolV2> for Pool {
     fn from(v2: PoolV2) -> Self {
-        let PoolV2 { members, tau, term, policies, buckets, evict_after } = v2;
-        PoolV3 { members, tau, term, policies, buckets, evict_after, resets: Resets::default() }.into()
+        PoolV3 { v2, resets: Resets::default() }.into()
     }
 }
 
 /// The pool of a cluster that knew no quotas: snapshot format 3.
 #[derive(Debug, Deserialize)]
 pub struct PoolV3 {
-    members: MembersV4,
-    tau: Micros,
-    term: u64,
-    policies: Policies,
-    buckets: Shards,
-    evict_after: Option<BucketId>,
+    v2: PoolV2,
     resets: Resets,
 }
 
 impl From<PoolV3> for Pool {
     fn from(v3: PoolV3) -> Self {
-        let PoolV3 { members, tau, term, policies, buckets, evict_after, resets } = v3;
-        let windows = Windows::default();
-        PoolV4 { members, tau, term, policies, buckets, evict_after, resets, windows }.into()
+        PoolV4 { v3, windows: Windows::default() }.into()
     }
 }
 
 /// The pool of a cluster that knew no witnesses and no levels: snapshot format 4.
 #[derive(Debug, Deserialize)]
 pub struct PoolV4 {
-    members: MembersV4,
-    tau: Micros,
-    term: u64,
-    policies: Policies,
-    buckets: Shards,
-    evict_after: Option<BucketId>,
-    resets: Resets,
+    v3: PoolV3,
     windows: Windows,
 }
 
 impl From<PoolV4> for Pool {
     fn from(v4: PoolV4) -> Self {
-        let PoolV4 { members, tau, term, policies, buckets, evict_after, resets, windows } = v4;
-        let members = members.into();
-        PoolV5 { members, tau, term, policies, buckets, evict_after, resets, windows, level: 0 }.into()
+        let PoolV4 { v3: PoolV3 { v2: PoolV2 { members, books }, resets }, windows } = v4;
+        PoolV5 { members: members.into(), books, resets, windows, level: 0 }.into()
     }
 }
 
@@ -95,70 +80,37 @@ impl From<PoolV4> for Pool {
 #[derive(Debug, Deserialize)]
 pub struct PoolV5 {
     members: Members,
-    tau: Micros,
-    term: u64,
-    policies: Policies,
-    buckets: Shards,
-    evict_after: Option<BucketId>,
+    books: Books,
     resets: Resets,
     windows: Windows,
     level: u32,
 }
 
 impl From<PoolV5> for Pool {
-    fn from(v5: PoolV5) -> Self {
-        let PoolV5 { members, tau, term, policies, buckets, evict_after, resets, windows, level } = v5;
+    fn from(PoolV5 { members, books, resets, windows, level }: PoolV5) -> Self {
+        let Books { tau, term, policies, buckets, evict_after } = books;
         let loans = Loans::default();
         Self { members, tau, term, policies, buckets, evict_after, resets, windows, level, loans }
     }
 }
 
-/// A pool, to be written as a [`PoolV4`].
-#[derive(Debug, Serialize)]
-pub struct AsPoolV4<'p> {
-    members: MembersV4,
-    tau: Micros,
-    term: u64,
-    policies: &'p Policies,
-    buckets: &'p Shards,
-    evict_after: Option<BucketId>,
-    resets: &'p Resets,
-    windows: &'p Windows,
-}
-
-/// A pool, to be written as a [`PoolV5`].
-#[derive(Debug, Serialize)]
-pub struct AsPoolV5<'p> {
-    members: &'p Members,
-    tau: Micros,
-    term: u64,
-    policies: &'p Policies,
-    buckets: &'p Shards,
-    evict_after: Option<BucketId>,
-    resets: &'p Resets,
-    windows: &'p Windows,
-    level: u32,
-}
-
 impl Pool {
-    /// What a member that applies only operations of level 1 reads; `None`: it has no place in the cluster any more.
+    /// What a member that applies only operations of level 1 reads, as a [`PoolV4`]; `None`: it has no place in the cluster any more.
     #[must_use]
-    pub fn as_v4(&self) -> Option<AsPoolV4<'_>> {
-        let Self { members, tau, term, policies, buckets, evict_after, resets, windows, level: _, loans: _ } =
-            self;
-        let (tau, term, evict_after) = (*tau, *term, *evict_after);
-        let members = members.clone().into();
-        let v4 = AsPoolV4 { members, tau, term, policies, buckets, evict_after, resets, windows };
-        (self.level() == 1).then_some(v4)
+    pub fn as_v4(&self) -> Option<impl Serialize + '_> {
+        let members = || MembersV4::from(self.members.clone());
+        (self.level() == 1).then(|| (members(), self.written_books(), &self.resets, &self.windows))
     }
 
-    /// What a member that applies no loans reads; `None`: it has no place in the cluster any more.
+    /// What a member that applies no loans reads, as a [`PoolV5`]; `None`: it has no place in the cluster any more.
     #[must_use]
-    pub fn as_v5(&self) -> Option<AsPoolV5<'_>> {
-        let Self { members, tau, term, policies, buckets, evict_after, resets, windows, level, loans: _ } =
-            self;
-        let (tau, term, evict_after, level) = (*tau, *term, *evict_after, *level);
-        let v5 = AsPoolV5 { members, tau, term, policies, buckets, evict_after, resets, windows, level };
-        (self.level() < Lend::LEVEL).then_some(v5)
+    pub fn as_v5(&self) -> Option<impl Serialize + '_> {
+        let all = || (&self.members, self.written_books(), &self.resets, &self.windows, self.level);
+        (self.level() < Lend::LEVEL).then(all)
+    }
+
+    /// As [`Books`] are read.
+    fn written_books(&self) -> impl Serialize + '_ {
+        (self.tau, self.term, &self.policies, &self.buckets, self.evict_after)
     }
 }

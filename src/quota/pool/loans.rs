@@ -33,7 +33,9 @@
 //! end by the pool's clock, be it void or cut down by a change of policy, for just that: see [`Pool::lender_of`].
 //!
 //! **Changes of policy.** A loan never counts for more than what the pool counts of the lender's reserve, and stays cut down to that: the
-//! lender uses the rest, if anything is left, of what it may use, which is no more.
+//! lender uses the rest, if anything is left, of what it may use, which is no more. What a bucket holds that a store has forgotten is reckoned
+//! as that of a lender ([`Unseen::after_change`]) while a version is in play under which reserve is lent, and a limit that is lent no more
+//! settles when the last loans are over.
 //!
 //! [`Generation::known`]: crate::quota::bucket::Generation::known
 //! [`Unseen::after_change`]: crate::quota::bucket::Unseen::after_change

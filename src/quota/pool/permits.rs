@@ -4,7 +4,7 @@
 //! use; a region is offered less than it holds only where the policy was lowered. Who has permits that nobody uses hears in its own replica that
 //! another waits ([`Pool::permits`]), and gives them back; they go to who waits as a push of its record.
 
-use super::decide::{Decision, max_min};
+use super::decide::{Decision, WAITS, max_min};
 use super::entry::{Ask, RegionId};
 use super::ledger::{Ledger, Record};
 use super::policies::Terms;
@@ -12,9 +12,6 @@ use super::{MAX_AGE, Pool};
 use crate::quota::amount::{Micros, Rate, Tokens};
 use crate::quota::counted::Kind;
 use crate::quota::policy::{BucketId, Limit};
-
-/// A region that got less than it wants is taken to be waiting for so long.
-const WAITS: Micros = Micros::seconds(3);
 
 /// What a region looks at before it asks for permits, or gives some back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -421,7 +421,6 @@ impl Slot {
         self.editions.iter().filter_map(|edition| Some(&edition.policy.as_ref()?.limit))
     }
 
-    /// Permits were lent between regions under a version in play, or are: what holders were told counts on.
     /// May a region have lent something of its reserve that is not over yet? (Not long after a version that allows it, see
     /// [`Policies::await_holders`].)
     pub(super) fn may_lend(&self) -> bool {
@@ -434,6 +433,7 @@ impl Slot {
         self.may_lend() && self.policy().is_some_and(split)
     }
 
+    /// Permits were lent between regions under a version in play, or are: what holders were told counts on.
     fn lent_permits(&self) -> bool {
         self.editions.iter().any(Edition::lends_permits)
     }

@@ -112,8 +112,7 @@ impl Pool {
         let mut ledger = self.ledger_at(slot, &terms, bucket, tau);
         let known = ledger.records.iter().any(|r| r.live || r.demand.is_positive());
         let contended = decide::contended(&terms, &ledger);
-        let others_short = decide::others_short(&terms, &ledger, inquiry.region);
-        let others_starve = decide::others_starve(&terms, &ledger, inquiry.region);
+        let lack = decide::others_lack(&terms, &ledger, inquiry.region);
         let others_wait = decide::others_wait(&terms, &ledger, inquiry.region);
         let now = ledger.at;
         let record = ledger.record_mut(inquiry.region)?;
@@ -134,8 +133,8 @@ impl Pool {
             tokens: d.tokens,
             lease: d.lease,
             steady,
-            others_short,
-            others_starve,
+            others_short: lack.some,
+            others_starve: lack.most,
             others_wait,
             contended,
             known,

@@ -13,15 +13,9 @@ local slices = load(n + 1)
 local answer, from = { 'K', pack('<d', now) }, 1
 
 for i = 1, n do
-  local b = slices[i]
   local seq, push, burst, rho, deadline
   seq, push, burst, rho, deadline, from = unpack_at('<ddddd', ARGV[4], from)
-  local newer = not b.seq or seq > b.seq or seq == b.seq and push > b.push
-  if newer and deadline > late then
-    b.guard = b.seq and max(b.guard, deadline) or deadline
-    b.session, b.seq, b.push, b.granted = session, seq, push, 0
-    b.burst, b.rho, b.deadline, b.dirty = burst, rho, deadline, true
-  end
+  install(slices[i], seq, push, 0, burst, rho, deadline)
 end
 local counts = load_counts(n + 2, slices, 0)
 for i = 1, n do

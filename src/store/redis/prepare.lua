@@ -26,13 +26,7 @@ for i = 1, #buckets do
   else
     returned = 0
   end
-  if not b.seq then
-    b.session, b.seq, b.push, b.granted, b.burst, b.rho, b.deadline, b.guard = session, 0, 0, 0, 0, 0, now, now
-  end
-  if seq > b.seq then
-    b.seq, b.push = max(seq - 1, 0), PUSH_MAX
-  end
-  b.guard, b.dirty = max(b.guard, now + LEASE_MAX), true
+  fence(b, seq, now + LEASE_MAX)
   if length > 0 then
     b.lent, b.lent_til = max(b.lent or 0, lend), max(b.lent and b.lent_til or 0, late + length)
   end

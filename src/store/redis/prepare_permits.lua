@@ -26,13 +26,7 @@ for i = 1, n do
   if burst < b.burst or b.rho > 0 then
     b.burst, b.rho, b.dirty = min(b.burst, burst), 0, true
   end
-  if not b.seq then
-    b.session, b.seq, b.push, b.granted, b.burst, b.rho, b.deadline, b.guard = session, 0, 0, 0, 0, 0, now, now
-  end
-  if seq > b.seq then
-    b.seq, b.push = max(seq - 1, 0), PUSH_MAX
-  end
-  b.guard, b.dirty = max(b.guard, now + LENT_LEASE_MAX), true
+  fence(b, seq, now + LENT_LEASE_MAX)
   local slice = floor(b.burst / UNIT)
   answer[i + 2] = pack('<Bdd', leased, max(reserve + slice - c.stored, 0) * UNIT, max(slice, above) * UNIT)
 end

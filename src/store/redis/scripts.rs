@@ -32,15 +32,17 @@ impl Scripts {
         let on_buckets = |body: &str| Script::from_lua(format!("{clock}\n{core}\n{body}"));
         let counted = include_str!("counted.lua");
         let on_counts = |body: &str| on_buckets(&format!("{counted}\n{body}"));
+        let leases = include_str!("leases.lua");
+        let about_leases = |body: &str| format!("{leases}\n{body}");
         let plain = |body: &str| Script::from_lua(format!("{clock}\n{body}"));
         Self {
             take: on_buckets(include_str!("take.lua")),
             take_counts: on_counts(include_str!("take_counts.lua")),
             known: on_buckets(include_str!("known.lua")),
-            prepare: on_buckets(include_str!("prepare.lua")),
-            install: on_buckets(include_str!("install.lua")),
-            prepare_permits: on_counts(include_str!("prepare_permits.lua")),
-            install_permits: on_counts(include_str!("install_permits.lua")),
+            prepare: on_buckets(&about_leases(include_str!("prepare.lua"))),
+            install: on_buckets(&about_leases(include_str!("install.lua"))),
+            prepare_permits: on_counts(&about_leases(include_str!("prepare_permits.lua"))),
+            install_permits: on_counts(&about_leases(include_str!("install_permits.lua"))),
             attach: plain(include_str!("attach.lua")),
             beat: plain(include_str!("beat.lua")),
         }
