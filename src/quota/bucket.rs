@@ -54,8 +54,8 @@ impl Shape {
     /// The same within `0..=EXACT_MAX`.
     #[must_use]
     pub fn exact(self) -> Self {
-        let rate = if self.is_windowed() { Self::WINDOWED } else { Rate(exact(self.rate.0)) };
-        Self { rate, cap: Tokens(exact(self.cap.0)) }
+        // In one clamp: rustc 1.95 takes a choice between -1 and a clamp to `0..` for never negative (at `opt-level = 1`).
+        Self { rate: Rate(self.rate.0.clamp(Self::WINDOWED.0, EXACT_MAX)), cap: Tokens(exact(self.cap.0)) }
     }
 }
 

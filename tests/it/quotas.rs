@@ -28,10 +28,11 @@ fn seconds(s: u64) -> Duration {
     Duration::from_secs(s)
 }
 
-/// Waits until `ms` milliseconds after the beginning of the window of `seconds` seconds that comes next.
+/// Waits until `ms` milliseconds after the beginning of the next window of `seconds` seconds that begins in a second or later: of
+/// one that begins within half a second of its start, a daemon presumes that it was there before, and that all is spent.
 async fn into_next_window(seconds: u64, ms: u64) {
     let length = seconds * 1_000;
-    sleep_until_ms(unix_ms() / length * length + length + ms).await;
+    sleep_until_ms((unix_ms() + 1_000) / length * length + length + ms).await;
 }
 
 async fn sleep_until_ms(at: u64) {
