@@ -81,7 +81,7 @@ impl Case {
         }
     }
 
-    fn has_redis(self) -> bool {
+    pub fn has_redis(self) -> bool {
         matches!(self, Self::GrpcRedis | Self::GrpcRedisBatch)
     }
 }

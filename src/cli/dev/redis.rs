@@ -25,7 +25,7 @@ impl Server {
         }
         std::fs::create_dir_all(dir).with_context(|| format!("{}: cannot be made", dir.display()))?;
         let mut process = Command::new("redis-server")
-            .args(["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"])
+            .args(["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--hz", "100"])
             .args(["--bind", &addr.ip().to_string(), "--port", &addr.port().to_string()])
             .arg("--dir")
             .arg(dir)

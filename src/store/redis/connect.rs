@@ -81,7 +81,12 @@ pub(super) struct Info {
     pub(super) replica: bool,
     /// Why it may forget keys before their time.
     pub(super) evicts: Option<String>,
+    /// Clearing expired keys may keep it from answering for so many milliseconds at a time: a quarter of its tick, which is `1/hz`.
+    pub(super) pause_ms: u32,
 }
+
+/// A pause that callers would notice.
+pub(super) const LONG_PAUSE_MS: u32 = 5;
 
 /// Asks a server about itself.
 pub(super) async fn info(client: &Client) -> Result<Info, Fault> {
@@ -121,6 +126,9 @@ impl Info {
             unfit,
             replica,
             evicts,
+            pause_ms: field("configured_hz")
+                .and_then(|hz| 250_u32.checked_div(hz.parse().ok()?))
+                .unwrap_or_default(),
         })
     }
 }
@@ -155,6 +163,8 @@ mod tests {
         };
         assert!(evicts("allkeys-lru").is_some());
         assert_eq!(evicts("noeviction"), None);
+        let pause = |hz: &str| parse(&format!("configured_hz:{hz}\r\nrole:master\r\n")).unwrap().pause_ms;
+        assert_eq!([pause("10"), pause("100"), pause("0"), pause("fast")], [25, 2, 0, 0]);
         assert_eq!(Info::parse("role:master\r\nrun_id:short\r\n"), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The control task: attaches to Redis, decides under which session, watches over it, and attaches again.
 
 use super::clock::{Clock, Reading};
-use super::connect::{Connection, info};
+use super::connect::{Connection, LONG_PAUSE_MS, info};
 use super::fault::Fault;
 use super::pump::GIVE_UP;
 use super::sample;
@@ -241,6 +241,13 @@ fn publish(region: &Region, links: &[Arc<Link>], shards: &[Opened]) -> Vec<Arc<L
     if let Some((_, attached)) = shards.first() {
         if region.state.borrow().session().is_none() {
             tracing::info!(kept = attached.session.kept, server = %attached.address, "attached to Redis");
+            let pause_ms = shards.iter().map(|(connection, _)| connection.info.pause_ms).max();
+            if let Some(pause_ms) = pause_ms.filter(|ms| *ms > LONG_PAUSE_MS) {
+                tracing::info!(
+                    pause_ms,
+                    "clearing expired keys may hold Redis up for so long; set `hz 100` there"
+                );
+            }
         }
         region.state.send_replace(SessionState::Attached(attached.session));
     }
