@@ -3,6 +3,7 @@
 use super::process::Process;
 use super::{eventually, free_address, hold};
 use serde_json::{Value, json};
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -16,10 +17,17 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 pub struct Browser {
     http: reqwest::Client,
     session: String,
-    /// Ends the browser, as the driver's child.
-    _driver: Process,
+    /// It and all browsers that it starts are one process group.
+    driver: Process,
     /// Dropped last: the browser's profile is in it.
     _folder: TempDir,
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The browser would outlive a driver that is killed.
+        self.driver.kill_group();
+    }
 }
 
 impl Browser {
@@ -28,7 +36,7 @@ impl Browser {
         let folder = tempfile::Builder::new().prefix("quorate-chromium-").tempdir().expect("a folder");
         let address = free_address();
         let mut command = Command::new("chromedriver");
-        command.arg(format!("--port={}", address.port()));
+        command.arg(format!("--port={}", address.port())).process_group(0);
         let driver = Process::start("chromedriver", folder.path(), &mut command);
         let http = reqwest::Client::builder().no_proxy().http1_only().tls_backend_preconfigured(no_tls());
         let http = http.timeout(START_WITHIN).build().expect("an HTTP client");
@@ -59,7 +67,7 @@ impl Browser {
             "goog:chromeOptions": {"args": arguments},
             "goog:loggingPrefs": {"browser": "ALL"},
         }}});
-        let mut browser = Self { http, session: base, _driver: driver, _folder: folder };
+        let mut browser = Self { http, session: base, driver, _folder: folder };
         let session = browser.post("/session", &wanted).await;
         let id = session["sessionId"].as_str().expect("a session");
         browser.session = format!("{}/session/{id}", browser.session);

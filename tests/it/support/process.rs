@@ -1,6 +1,6 @@
 //! A child process: its log in a file, its end by its own id.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -30,8 +30,17 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        kill_process(pid, signal).unwrap_or_else(|e| panic!("{}: signal {signal:?}: {e}", self.name));
+        kill_process(self.pid(), signal).unwrap_or_else(|e| panic!("{}: signal {signal:?}: {e}", self.name));
+    }
+
+    /// Kills the process group that it leads.
+    pub fn kill_group(&self) {
+        // One that has ended already is what was wanted.
+        let _ = kill_process_group(self.pid(), Signal::KILL);
+    }
+
+    fn pid(&self) -> Pid {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id")
     }
 
     /// Kills it as `kill -9` does, and waits for its end.
