@@ -435,7 +435,7 @@ fn describe_pool(text: &mut String, guarantee: &Guarantee, reach: &Reach) -> std
         writeln!(
             text,
             "  that is less than the rate: a burst of {} or more, a larger reserve, or demand that stays where it is carries more",
-            reach.burst_needed.0.saturating_add(MICROS_PER_TOKEN - 1) / MICROS_PER_TOKEN,
+            reach.burst_needed.up_to_whole().floor(),
         )?;
     }
     Ok(())
