@@ -614,7 +614,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         }
         for bucket in traced {
             if let Some(loan) = self.book.get_mut(&bucket) {
-                loan.cause.clone_from(&cause);
+                loan.cause = cause.clone().map(Box::new);
             }
         }
         span

@@ -448,7 +448,7 @@ impl Pool {
 
     /// A region that leaves is given nothing any more.
     fn ledgers_forget_demand(&mut self, region: RegionId) {
-        let records = self.buckets.of_mut(&|_| true).flat_map(|(_, ledger)| &mut ledger.records);
+        let records = self.buckets.of_mut(&|_| true).flat_map(|(_, ledger)| ledger.records.iter_mut());
         for record in records.filter(|record| record.region == region) {
             (record.demand, record.want) = Default::default();
         }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// All buckets that the slow loop follows.
 #[derive(Debug, Default)]
 pub struct Book {
-    loans: HashMap<BucketId, Loan>,
+    /// Boxed: a map has room for up to twice as many, and half as many again while it grows.
+    loans: HashMap<BucketId, Box<Loan>>,
     wakes: BTreeSet<(Micros, BucketId)>,
     installs: BTreeSet<(Micros, BucketId)>,
 }
@@ -28,9 +29,10 @@ pub struct Loan {
     /// What it has borrowed.
     pub borrower: Borrower,
     /// What its ask that is out is traced with.
-    pub cause: Option<Cause>,
+    pub cause: Option<Box<Cause>>,
     wake: Option<Micros>,
-    install: Option<(Micros, Grant)>,
+    /// Boxed: few of the many have one.
+    install: Option<Box<(Micros, Grant)>>,
 }
 
 /// What a bucket is to the region's store.
@@ -107,22 +109,18 @@ impl Book {
             self.drop(&bucket);
         }
         let loan = self.loans.entry(bucket);
-        loan.or_insert_with(|| Loan {
-            tally,
-            borrower: Borrower::new(now),
-            cause: None,
-            wake: None,
-            install: None,
+        loan.or_insert_with(|| {
+            Box::new(Loan { tally, borrower: Borrower::new(now), cause: None, wake: None, install: None })
         });
         self.wake(bucket, now);
     }
 
     pub fn get(&self, bucket: &BucketId) -> Option<&Loan> {
-        self.loans.get(bucket)
+        self.loans.get(bucket).map(|loan| &**loan)
     }
 
     pub fn get_mut(&mut self, bucket: &BucketId) -> Option<&mut Loan> {
-        self.loans.get_mut(bucket)
+        self.loans.get_mut(bucket).map(|loan| &mut **loan)
     }
 
     pub fn buckets(&self) -> impl Iterator<Item = BucketId> {
@@ -179,11 +177,11 @@ impl Book {
     /// This record is to be put into the store, not before `at`. It replaces an older one.
     pub fn queue_install(&mut self, bucket: BucketId, grant: Grant, at: Micros) {
         let Some(loan) = self.loans.get_mut(&bucket) else { return };
-        if loan.install.is_some_and(|(_, other)| (other.seq, other.push) > (grant.seq, grant.push)) {
+        if loan.install.as_ref().is_some_and(|to| (to.1.seq, to.1.push) > (grant.seq, grant.push)) {
             return;
         }
-        if let Some((when, _)) = loan.install.replace((at, grant)) {
-            self.installs.remove(&(when, bucket));
+        if let Some(before) = loan.install.replace(Box::new((at, grant))) {
+            self.installs.remove(&(before.0, bucket));
         }
         self.installs.insert((at, bucket));
     }
@@ -201,8 +199,8 @@ impl Book {
             && at <= now
         {
             self.installs.pop_first();
-            if let Some((_, grant)) = self.loans.get_mut(&bucket).and_then(|loan| loan.install.take()) {
-                batch.push((bucket, grant));
+            if let Some(install) = self.loans.get_mut(&bucket).and_then(|loan| loan.install.take()) {
+                batch.push((bucket, install.1));
             }
         }
         batch
@@ -232,8 +230,8 @@ impl Book {
             if let Some(wake) = loan.wake {
                 self.wakes.remove(&(wake, *bucket));
             }
-            if let Some((at, _)) = loan.install {
-                self.installs.remove(&(at, *bucket));
+            if let Some(install) = loan.install {
+                self.installs.remove(&(install.0, *bucket));
             }
         }
     }

@@ -112,7 +112,8 @@ pub(super) struct Ledger {
     /// Tokens that may be lent, at Raft time [`Self::at`].
     pub(super) level: Level,
     pub(super) at: Micros,
-    pub(super) records: Vec<Record>,
+    /// One a region; mostly there is one region, and many buckets.
+    pub(super) records: Box<[Record]>,
 }
 
 impl Ledger {
@@ -162,10 +163,19 @@ impl Ledger {
         for record in self.records.iter_mut().filter(|r| r.asked + advice <= now) {
             (record.demand, record.want) = Default::default();
         }
-        self.records.retain(|r| r.gone(advice) > now);
+        self.forget_gone(advice);
         if self.frozen && self.records.is_empty() {
             self.frozen = false;
             self.level = Level::default();
+        }
+    }
+
+    fn forget_gone(&mut self, advice: Micros) {
+        let now = self.at;
+        if self.records.iter().any(|r| r.gone(advice) <= now) {
+            let mut records = std::mem::take(&mut self.records).into_vec();
+            records.retain(|r| r.gone(advice) > now);
+            self.records = records.into_boxed_slice();
         }
     }
 
@@ -181,8 +191,10 @@ impl Ledger {
     /// The record of this region, made if there is none.
     pub(super) fn record_mut(&mut self, region: RegionId) -> Option<&mut Record> {
         if !self.records.iter().any(|r| r.region == region) {
-            self.records.reserve_exact(1); // mostly there is one region, and many buckets
-            self.records.push(Record { region, ..Record::default() });
+            let mut records = std::mem::take(&mut self.records).into_vec();
+            records.reserve_exact(1);
+            records.push(Record { region, ..Record::default() });
+            self.records = records.into_boxed_slice();
         }
         self.records.iter_mut().find(|r| r.region == region)
     }

@@ -1,7 +1,8 @@
-//! The books of all buckets, in shards that copies of the pool share until one of them writes.
+//! The books of all buckets, in shards of leaves that copies of the pool share until one of them writes.
 //!
 //! A snapshot is written from a copy. To copy a million books one by one would keep entries from being applied for a second; a copy
-//! of the shards is some thousand counters, and who writes to a shard that is shared copies that shard alone.
+//! of the shards is some thousand counters. Who writes to a shard that is shared copies its sixteen counters, and of its leaves the
+//! one alone that is written to: some fifteen books, of a million.
 
 use super::ledger::Ledger;
 use crate::quota::policy::BucketId;
@@ -9,12 +10,14 @@ use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 
-/// A bucket's shard is its first twelve bits: a few hundred books each, of a million.
+/// A bucket's shard is its first twelve bits.
 type Number = u16;
-type Shard = BTreeMap<BucketId, Ledger>;
+/// A bucket's leaf in its shard is the next four bits; `None`: no books.
+type Shard = [Option<Arc<Leaf>>; LEAVES];
+
+const LEAVES: usize = 16;
 
 /// A map from buckets to their books, in the order of the buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,13 +27,47 @@ pub(super) struct Shards {
     len: usize,
 }
 
+/// Books in the order of their buckets; at least one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Leaf(Vec<(BucketId, Ledger)>);
+
+impl Leaf {
+    fn find(&self, bucket: &BucketId) -> Result<usize, usize> {
+        self.0.binary_search_by(|(id, _)| id.cmp(bucket))
+    }
+
+    /// Where those behind `after` begin.
+    fn behind(&self, after: Option<BucketId>) -> usize {
+        after.map_or(0, |after| self.0.partition_point(|(id, _)| *id <= after))
+    }
+
+    fn has(&self, of: impl Fn(u32) -> bool) -> bool {
+        self.0.iter().any(|(_, ledger)| of(ledger.policy))
+    }
+
+    fn retain(&mut self, keep: impl Fn(&BucketId, &Ledger) -> bool) {
+        self.0.retain(|(id, ledger)| keep(id, ledger));
+        self.0.shrink_to_fit();
+    }
+
+    fn insert(&mut self, at: usize, bucket: BucketId, ledger: Ledger) {
+        if self.0.len() == self.0.capacity() {
+            // Twice as much would be a third of all memory, for nothing.
+            self.0.reserve_exact(2);
+        }
+        self.0.insert(at, (bucket, ledger));
+    }
+}
+
 impl Shards {
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
     pub(super) fn get(&self, bucket: &BucketId) -> Option<&Ledger> {
-        self.shards.get(&number(bucket))?.get(bucket)
+        let (number, leaf) = place(bucket);
+        let leaf = self.shards.get(&number)?[leaf].as_deref()?;
+        Some(&leaf.0[leaf.find(bucket).ok()?].1)
     }
 
     pub(super) fn contains_key(&self, bucket: &BucketId) -> bool {
@@ -38,8 +75,11 @@ impl Shards {
     }
 
     pub(super) fn get_mut(&mut self, bucket: &BucketId) -> Option<&mut Ledger> {
-        let shard = self.shards.get_mut(&number(bucket)).filter(|shard| shard.contains_key(bucket))?;
-        Arc::make_mut(shard).get_mut(bucket)
+        let (number, leaf) = place(bucket);
+        let shard = self.shards.get_mut(&number)?;
+        let at = shard[leaf].as_ref()?.find(bucket).ok()?;
+        let leaf = Arc::make_mut(shard)[leaf].as_mut()?;
+        Some(&mut Arc::make_mut(leaf).0[at].1)
     }
 
     pub(super) fn get_or_insert_with(
@@ -47,71 +87,99 @@ impl Shards {
         bucket: BucketId,
         new: impl FnOnce() -> Ledger,
     ) -> &mut Ledger {
-        let shard = Arc::make_mut(self.shards.entry(number(&bucket)).or_default());
-        let len = &mut self.len;
-        shard.entry(bucket).or_insert_with(|| {
-            *len = len.saturating_add(1);
-            new()
-        })
+        let (number, leaf) = place(&bucket);
+        let shard = Arc::make_mut(self.shards.entry(number).or_default());
+        let leaf = Arc::make_mut(shard[leaf].get_or_insert_default());
+        let at = leaf.find(&bucket).unwrap_or_else(|at| {
+            leaf.insert(at, bucket, new());
+            self.len = self.len.saturating_add(1);
+            at
+        });
+        &mut leaf.0[at].1
     }
 
     pub(super) fn remove(&mut self, bucket: &BucketId) {
-        let at = number(bucket);
-        let Some(shard) = self.shards.get_mut(&at).filter(|shard| shard.contains_key(bucket)) else { return };
+        if !self.contains_key(bucket) {
+            return;
+        }
+        let (number, leaf) = place(bucket);
+        let Some(shard) = self.shards.get_mut(&number) else { return };
         let shard = Arc::make_mut(shard);
-        shard.remove(bucket);
-        self.len = self.len.saturating_sub(1);
-        if shard.is_empty() {
-            self.shards.remove(&at);
+        if let Some(books) = shard[leaf].as_mut() {
+            Arc::make_mut(books).retain(|id, _| id != bucket);
+            self.len = self.len.saturating_sub(1);
+        }
+        if shard[leaf].as_ref().is_some_and(|leaf| leaf.0.is_empty()) {
+            shard[leaf] = None;
+        }
+        if shard.iter().all(Option::is_none) {
+            self.shards.remove(&number);
         }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&BucketId, &Ledger)> {
-        self.shards.values().flat_map(|shard| shard.iter())
+        self.after(None)
     }
 
     /// Those behind `after`.
     pub(super) fn after(&self, after: Option<BucketId>) -> impl Iterator<Item = (&BucketId, &Ledger)> {
-        let shards = self.shards.range(after.as_ref().map_or(0, number)..);
-        shards.flat_map(move |(_, shard)| shard.range((behind(after), Bound::Unbounded)))
+        let shards = self.shards.range(after.as_ref().map_or(0, |after| place(after).0)..);
+        let leaves = shards.flat_map(|(_, shard)| shard.iter().flatten());
+        leaves.flat_map(move |leaf| leaf.0[leaf.behind(after)..].iter().map(|(id, ledger)| (id, ledger)))
     }
 
-    /// The same, to be written to. No further shard is copied than the iterator is taken.
+    /// The same, to be written to. No further leaf is copied than the iterator is taken.
     pub(super) fn after_mut(
         &mut self,
         after: Option<BucketId>,
     ) -> impl Iterator<Item = (&BucketId, &mut Ledger)> {
-        let shards = self.shards.range_mut(after.as_ref().map_or(0, number)..);
-        shards.flat_map(move |(_, shard)| Arc::make_mut(shard).range_mut((behind(after), Bound::Unbounded)))
+        let shards = self.shards.range_mut(after.as_ref().map_or(0, |after| place(after).0)..);
+        let leaves = shards.flat_map(|(_, shard)| Arc::make_mut(shard).iter_mut().flatten());
+        leaves
+            .flat_map(move |leaf| match leaf.behind(after) {
+                none if none == leaf.0.len() => [].iter_mut(),
+                first => Arc::make_mut(leaf).0[first..].iter_mut(),
+            })
+            .map(|(id, ledger)| (&*id, ledger))
     }
 
-    /// All that are of such a policy, to be written to. Shards without are not copied.
+    /// All that are of such a policy, to be written to. Leaves without are not copied.
     pub(super) fn of_mut<'a>(
         &'a mut self,
         of: &'a dyn Fn(u32) -> bool,
     ) -> impl Iterator<Item = (&'a BucketId, &'a mut Ledger)> {
-        let shards = self.shards.values_mut();
-        let shards = shards.filter(|shard| shard.values().any(|ledger| of(ledger.policy)));
-        shards.flat_map(|shard| Arc::make_mut(shard).iter_mut()).filter(|(_, ledger)| of(ledger.policy))
+        let leaves =
+            self.shards.values_mut().filter(move |shard| shard.iter().flatten().any(|leaf| leaf.has(of)));
+        let leaves = leaves.flat_map(|shard| Arc::make_mut(shard).iter_mut().flatten());
+        let books = leaves.filter(move |leaf| leaf.has(of)).flat_map(|leaf| Arc::make_mut(leaf).0.iter_mut());
+        books.filter(move |(_, ledger)| of(ledger.policy)).map(|(id, ledger)| (&*id, ledger))
     }
 
     /// Forgets all that are of such a policy.
     pub(super) fn forget(&mut self, of: impl Fn(u32) -> bool) {
-        for shard in self.shards.values_mut().filter(|shard| shard.values().any(|ledger| of(ledger.policy))) {
-            Arc::make_mut(shard).retain(|_, ledger| !of(ledger.policy));
+        for shard in self.shards.values_mut() {
+            if !shard.iter().flatten().any(|leaf| leaf.has(&of)) {
+                continue;
+            }
+            for leaf in Arc::make_mut(shard) {
+                if let Some(books) = leaf.as_mut().filter(|leaf| leaf.has(&of)) {
+                    Arc::make_mut(books).retain(|_, ledger| !of(ledger.policy));
+                }
+                if leaf.as_ref().is_some_and(|leaf| leaf.0.is_empty()) {
+                    *leaf = None;
+                }
+            }
         }
-        self.shards.retain(|_, shard| !shard.is_empty());
-        self.len = self.shards.values().map(|shard| shard.len()).sum();
+        self.shards.retain(|_, shard| shard.iter().any(Option::is_some));
+        self.len =
+            self.shards.values().flat_map(|shard| shard.iter().flatten()).map(|leaf| leaf.0.len()).sum();
     }
 }
 
-fn number(bucket: &BucketId) -> Number {
+/// The number of a bucket's shard, and of its leaf there.
+fn place(bucket: &BucketId) -> (Number, usize) {
     let [first, second, ..] = bucket.0;
-    Number::from(first) << 4 | Number::from(second >> 4)
-}
-
-fn behind(after: Option<BucketId>) -> Bound<BucketId> {
-    after.map_or(Bound::Unbounded, Bound::Excluded)
+    (Number::from(first) << 4 | Number::from(second >> 4), usize::from(second) % LEAVES)
 }
 
 impl Serialize for Shards {
@@ -188,11 +256,14 @@ mod tests {
         shards.get_mut(&bucket(7)).unwrap().policy = 9;
         shards.remove(&bucket(8));
         assert!(shards.get_mut(&bucket(10_001)).is_none());
-        let shared = |a: &Shards, b: &Shards| {
-            a.shards.values().zip(b.shards.values()).filter(|(a, b)| Arc::ptr_eq(a, b)).count()
+        let leaves = |shards: &Shards| -> Vec<Arc<Leaf>> {
+            shards.shards.values().flat_map(|shard| shard.iter().flatten().cloned()).collect()
         };
-        assert!(copy.shards.len() > 4_000);
-        assert_eq!(shared(&shards, &copy), copy.shards.len() - 2);
+        let (left, right) = (leaves(&shards), leaves(&copy));
+        assert!(copy.shards.len() > 4_000 && right.len() > 9_000);
+        let shared = left.iter().filter(|leaf| right.iter().any(|other| Arc::ptr_eq(leaf, other))).count();
+        // One was written to; the other was the only one in its leaf.
+        assert_eq!((shared, left.len()), (right.len() - 2, right.len() - 1));
         assert_eq!(
             (copy.get(&bucket(7)).unwrap().policy, shards.get(&bucket(7)).unwrap().policy),
             (7 % 3, 9)

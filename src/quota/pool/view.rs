@@ -161,7 +161,7 @@ impl Pool {
     /// The burst that other regions hold of a bucket's pool, or may come to hold: what they have to spare may yet come.
     #[must_use]
     pub fn lent_elsewhere(&self, bucket: BucketId, region: RegionId) -> Tokens {
-        let records = self.buckets.get(&bucket).map_or(&[][..], |ledger| ledger.records.as_slice());
+        let records = self.buckets.get(&bucket).map_or(&[][..], |ledger| &*ledger.records);
         records.iter().filter(|r| r.region != region && r.live).map(|r| r.burst).sum()
     }
 
@@ -185,7 +185,7 @@ impl Pool {
         let ledger = self.ledger_at(slot, &terms, bucket, self.tau);
         let window = self.windows.booked(bucket).map(|booked| booked.turn);
         let (free_rate, free_burst) = ledger.free(&terms);
-        let (level, frozen, records) = (ledger.level.tokens, ledger.frozen, ledger.records);
+        let (level, frozen, records) = (ledger.level.tokens, ledger.frozen, ledger.records.into_vec());
         Some(BucketView { bucket, policy, window, level, free_rate, free_burst, frozen, records })
     }
 
