@@ -29,7 +29,8 @@
 //!
 //! **A request** ([`server`] → [`limiter`] → [`store`]): a wire request is matched ([`quota::matching`]) to charges; the store
 //! takes all or none in one atomic step, under its own clock; what it found becomes a verdict ([`quota::verdict`]) and
-//! header fields. Nothing on this path leaves the region. Callers' connections are pinned to worker threads, each with a
+//! header fields. What the store has just denied and cannot have refilled is denied without it ([`limiter::denials`]). Nothing on this
+//! path leaves the region. Callers' connections are pinned to worker threads, each with a
 //! single-threaded runtime and its own connection to Redis; what arrives while a call is in flight shares the next.
 //!
 //! **A lease** ([`reconcile`] → [`raft`] → [`reconcile`] → [`store`]): a bucket that runs low is looked at by its

@@ -1,9 +1,10 @@
 //! The fast loop: a request becomes charges, the region's store takes them or does not, and a verdict comes of it.
 //!
-//! One trip to the store, one direction. Nothing here waits for another region, but a strict request that may: it waits
-//! for its own bucket's news, for as long as an ask is under way and its policy lets it.
+//! One trip to the store at most (see [`denials`]), one direction. Nothing here waits for another region, but a strict request that
+//! may: it waits for its own bucket's news, for as long as an ask is under way and its policy lets it.
 
 pub mod active;
+pub mod denials;
 mod fallback;
 pub mod leases;
 pub mod meter;
@@ -28,6 +29,7 @@ use crate::telemetry::{Metrics, trace};
 use crate::trace_span;
 use active::{Active, ActivePolicy};
 use arc_swap::ArcSwap;
+use denials::Denials;
 use fallback::Fallback;
 use leases::{Lease, LeaseFault};
 use meter::{Answered, Chosen, Meter};
@@ -63,6 +65,8 @@ pub struct Core {
     pub meter: Meter,
     /// Buckets that nobody has asked for before.
     pub newcomers: Newcomers,
+    /// What the store denied a moment ago.
+    pub denials: Denials,
     /// Values that are not stored, logged or shown.
     pub redaction: Redaction,
     region: RegionName,
@@ -89,6 +93,7 @@ impl Core {
             metrics,
             meter: Meter::default(),
             newcomers: Newcomers::new(NewBuckets::default()),
+            denials: Denials::default(),
             redaction: Redaction::default(),
             region: RegionName::default(),
             fallback: Fallback::new(local),
@@ -298,11 +303,10 @@ impl<S: Store> Limiter<S> {
         if let Err(error) = self.core.fallback.settle(&self.store, || take_of(held.iter())).await {
             return self.without_store(held, error).await;
         }
-        let mut taken = match self.take_traced(held).await {
+        let mut taken = match self.take_or_recall(held).await {
             Ok(taken) => taken,
             Err(error) => return self.without_store(held, error).await,
         };
-        self.core.fallback.store_is_back();
         self.count(held, &taken);
         if !taken.allowed
             && let Some((waited, later)) = self.wait(held, &taken, deadline).await

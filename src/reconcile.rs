@@ -194,6 +194,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         if let Some(session) = session {
             tracing::info!(kept = session.kept, "a new session with the store: leases start over");
             self.core.metrics.store_sessions.inc();
+            self.core.denials.forget_all();
             // Under an earlier session something may have been spent, joined or not.
             let forgets = planted(Bug::FullAfterLoss) || planted(Bug::NoEpoch);
             self.marked_full = self.session.is_some() && !forgets;
@@ -339,7 +340,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             self.marked_full = true;
             return;
         }
-        match self.store.mark_full(session).await {
+        let marked = self.store.mark_full(session).await;
+        self.core.denials.forget_all();
+        match marked {
             Ok(()) => self.marked_full = true,
             Err(error) => tracing::debug!(%error, "buckets cannot be marked as full yet"),
         }
@@ -384,6 +387,8 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let spans = self.install_spans(&buckets);
             let installed = self.store.install(installs).await;
             drop(spans);
+            // Whatever came of it, they may be there.
+            buckets.iter().for_each(|(bucket, _)| self.core.denials.forget(bucket));
             match installed {
                 Ok(levels) => {
                     let at = self.store.now();

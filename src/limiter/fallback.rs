@@ -134,6 +134,7 @@ impl<S: Store> Limiter<S> {
     /// The one place where a failure of the store becomes a verdict.
     pub(super) async fn without_store(&self, held: &[Held<'_>], error: StoreError) -> Vec<LimitVerdict> {
         self.core.metrics.store_error(error.name());
+        self.core.denials.forget_all();
         let limited = || held.iter().filter(|h| h.is_limited());
         let denied =
             limited().any(|h| h.policy.policy.on_store_failure == OnStoreFailure::Deny && h.enforced());

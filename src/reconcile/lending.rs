@@ -91,7 +91,9 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 return;
             }
         }
-        match self.store.mark_known(session).await {
+        let marked = self.store.mark_known(session).await;
+        self.core.denials.forget_all();
+        match marked {
             Ok(()) => self.marked_known = true,
             Err(error) => tracing::debug!(%error, "that reserves were not lent cannot be marked yet"),
         }

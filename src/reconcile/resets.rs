@@ -53,6 +53,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             self.resets.filled.insert(due.bucket, due.number);
             // (Permits do not come back so: whoever has them gives them back.)
             let filled = self.store.take(policy.take(due.bucket, -due.tokens)).await;
+            self.core.denials.forget(&due.bucket);
             let name = &policy.policy.name;
             let Due { bucket, number, by, reason, .. } = due;
             match filled {

@@ -179,6 +179,8 @@ pub struct Metrics {
     /// Version of the policies in force.
     pub policies_version: Gauge,
     new_buckets_refused: Counter,
+    /// Requests that were denied without asking the store.
+    pub denials_from_memory: Counter,
     /// 1: no change of policies or regions is under way.
     pub policies_settled: Gauge,
     /// Buckets that the slow loop follows.
@@ -329,6 +331,7 @@ impl Metrics {
             raft_age: add_seconds(r, RAFT_AGE, Gauge::default()),
             policies_version: add(r, POLICIES_VERSION, Gauge::default()),
             new_buckets_refused: add(r, NEW_BUCKETS_REFUSED, Counter::default()),
+            denials_from_memory: add(r, DENIALS_FROM_MEMORY, Counter::default()),
             policies_settled: add(r, POLICIES_SETTLED, Gauge::default()),
             buckets: add(r, BUCKETS, Gauge::default()),
             ready: add(r, READY, Gauge::default()),

@@ -8,6 +8,7 @@ mod cluster;
 mod console;
 mod costs;
 mod counts;
+mod denials;
 mod deploy;
 mod dev;
 mod envoy;

@@ -36,6 +36,7 @@ table! {
     CONNECTIONS_REFUSED: "quorate_connections_refused", "Connections of callers that were hung up on because their address had too many, by protocol";
     UNAUTHENTICATED: "quorate_unauthenticated", "Requests of callers without a token that may ask, by protocol";
     NEW_BUCKETS_REFUSED: "quorate_new_buckets_refused", "Buckets that were not made because a caller brought too many, or the store holds too many keys";
+    DENIALS_FROM_MEMORY: "quorate_denials_from_memory", "Requests that were denied without asking the store: it had just denied, and the bucket cannot have refilled";
     WAIT: "quorate_wait", "Time that strict requests waited for a lease, by policy and outcome";
     WAITING: "quorate_waiting", "Requests that wait for a lease now";
     FALLBACKS: "quorate_fallbacks", "Answers of limits without the store, by policy and what it says to do then";
