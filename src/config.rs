@@ -68,6 +68,8 @@ pub struct Config {
     /// How long a daemon that is told to stop says that it is not ready, and serves all the same, before it takes no more
     /// connections.
     pub drain_wait: Duration,
+    /// How long it then goes on giving back what its region has been lent, as long as that makes progress.
+    pub drain_within: Duration,
     /// The regions that share the limits.
     pub cluster: Cluster,
     /// The policy file that is committed once, when the cluster has no policies.

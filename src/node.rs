@@ -42,7 +42,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const LAG_MAX: u64 = 1_000;
 /// A start that takes longer than this is worth a warning.
 const SLOW_START: Duration = Duration::from_secs(10);
-/// How long the slow loop may take to end: it gives leases back.
+/// So much longer than [`Config::drain_within`] the slow loop may take to end: it finishes what it is at.
 const RECONCILE_DRAIN: Duration = Duration::from_secs(5);
 
 /// How often the store is asked how many keys it holds.
@@ -145,7 +145,8 @@ impl Node {
             Arc::clone(&core),
             config.region.clone(),
             unmatched_allowed,
-        );
+        )
+        .draining_within(config.drain_within);
         let inner = Arc::new(Inner {
             progress: reconcile.progress(),
             raft: raft.clone(),
@@ -219,7 +220,7 @@ impl Node {
     }
 
     /// Says that it is not ready for [`Config::drain_wait`], and serves, on connections that end with their next answer; then takes no more
-    /// connections, answers what is in flight, gives back what is borrowed, and stops.
+    /// connections, answers what is in flight, gives back what is borrowed (for at most [`Config::drain_within`]), and stops.
     pub async fn drain(self) {
         tracing::info!("draining");
         self.inner.stopping.store(true, Ordering::Relaxed);
@@ -233,7 +234,8 @@ impl Node {
             tracing::warn!("some connections did not end in time and were cut");
         }
         self.stop_reconcile.send_replace(true);
-        if tokio::time::timeout(RECONCILE_DRAIN, self.reconcile).await.is_err() {
+        let within = self.inner.config.drain_within + RECONCILE_DRAIN;
+        if tokio::time::timeout(within, self.reconcile).await.is_err() {
             tracing::warn!("leases were not given back in time; they end by themselves");
         }
         self.stop_rest.send_replace(true);

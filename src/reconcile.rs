@@ -5,6 +5,7 @@
 //! bucket is the protocol's: see [`crate::quota::borrower`].
 
 mod book;
+mod drain;
 mod lending;
 mod policies;
 mod resets;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use time::Said;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
@@ -47,8 +48,6 @@ const RETRY_INSTALL: Micros = Micros::millis(20);
 const BATCH: usize = 256;
 /// The most buckets that one round looks at; the rest is looked at in the next.
 const ROUND_MAX: usize = 4_096;
-/// Wait at most this long for the last proposal when draining.
-const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the slow loop tells the rest of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +85,7 @@ pub struct Reconcile<L, S> {
     activated_at: Micros,
     said: Said,
     rtt: Micros,
+    drain_within: Duration,
     progress: watch::Sender<Progress>,
 }
 
@@ -131,8 +131,15 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             activated_at: long_ago,
             said: Said::default(),
             rtt: Micros::millis(300),
+            drain_within: drain::WITHIN_DEFAULT,
             progress: watch::Sender::new(Progress::default()),
         }
+    }
+
+    /// At its end it gives leases back for at most so long.
+    #[must_use]
+    pub fn draining_within(self, drain_within: Duration) -> Self {
+        Self { drain_within, ..self }
     }
 
     /// How far it has come.
@@ -433,7 +440,8 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
         for batch in due.chunks(BATCH) {
             let plans = self.consider(batch, now);
             if !plans.is_empty() {
-                self.ask(plans, &mut round).await;
+                // What could not be prepared is looked at again soon.
+                let _ = self.ask(plans, &mut round).await;
             }
         }
         self.propose_round(round);
@@ -511,7 +519,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
     }
 
     /// Stops using what is given up, and only then asks.
-    async fn ask(&mut self, plans: Vec<(BucketId, Plan)>, round: &mut Round) {
+    async fn ask(&mut self, plans: Vec<(BucketId, Plan)>, round: &mut Round) -> Result<(), StoreError> {
         let late = planted(Bug::StopAfterSending);
         let active = self.core.active.load_full();
         let mut prepares = Vec::with_capacity(plans.len());
@@ -546,10 +554,10 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
                 for (bucket, ..) in asking {
                     self.book.settle(bucket, later, now);
                 }
-                return;
+                return Err(error);
             }
         };
-        let (Some(me), Some(epoch)) = (self.me, self.epoch) else { return };
+        let (Some(me), Some(epoch)) = (self.me, self.epoch) else { return Ok(()) };
         let seen = self.raft.applied_at();
         let span = self.ask_span(&asking);
         if round.ops.is_empty() {
@@ -593,6 +601,7 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             });
             round.buckets.push(bucket);
         }
+        Ok(())
     }
 
     /// The span of a proposal: part of the traces of the requests that wait for what is asked for. So are the installs of what
@@ -657,21 +666,6 @@ impl<L: Log, S: RegionStore> Reconcile<L, S> {
             let next = loan.borrower.next_look(now);
             self.book.settle(*bucket, next, now);
         }
-    }
-
-    /// Gives back what is borrowed, so that others need not wait for leases to end.
-    async fn drain(mut self) {
-        let now = clock::now();
-        let until = Instant::now() + DRAIN_WITHIN;
-        let plans: Vec<(BucketId, Plan)> = self.book.give_up_all(now);
-        for batch in plans.chunks(BATCH) {
-            let mut round = Round::default();
-            if timeout_at(until, self.ask(batch.to_vec(), &mut round)).await.is_err() {
-                return;
-            }
-            self.propose_round(round);
-        }
-        while let Ok(Some(_)) = timeout_at(until, self.proposals.join_next()).await {}
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Run one region's daemon until SIGTERM or SIGINT, then drain. SIGHUP re-reads the log filter, certificates and tokens.
+/// Run one region's daemon until SIGTERM or SIGINT, then drain (a second one: stop at once). SIGHUP re-reads the log filter, certificates and tokens.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The region's configuration
@@ -52,8 +52,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
         until_stopped(&args.config, &node, &telemetry, &mut manager, &mut terminate, &mut hang_up).await?;
         manager.stopping();
-        node.drain().await;
-        anyhow::Ok(ExitCode::SUCCESS)
+        tokio::select! {
+            () = node.drain() => Ok(ExitCode::SUCCESS),
+            () = told_again(&mut terminate) => {
+                tracing::warn!("told to stop once more: stopping at once; what is lent ends by itself");
+                Ok(ExitCode::from(super::COULD_NOT))
+            }
+        }
     });
     telemetry.shutdown();
     done
@@ -125,6 +130,14 @@ async fn until_stopped(
                 manager.reloaded();
             }
         }
+    }
+}
+
+/// Resolves at the next SIGTERM or SIGINT.
+async fn told_again(terminate: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        Ok(()) = tokio::signal::ctrl_c() => {}
     }
 }
 

@@ -27,6 +27,7 @@ pub const KEYS: &[&str] = &[
     "store",
     "data_dir",
     "drain_wait",
+    "drain_within",
     "cluster",
     "policies",
     "unmatched",
@@ -60,6 +61,7 @@ const DATA_DIR: &str = "/var/lib/quorate";
 const REDIS_URL: &str = "redis://127.0.0.1:6379";
 const REDIS_TIMEOUT: Duration = Duration::from_millis(20);
 const DRAIN_WAIT_MAX: Duration = Duration::from_secs(300);
+const DRAIN_WITHIN: Duration = Duration::from_secs(10);
 const RTT_MAX: Duration = Duration::from_millis(250);
 const KEY_BYTES_MAX: usize = 255;
 const REDACT_MAX: usize = 1_000;
@@ -125,8 +127,10 @@ impl Reader<'_> {
         let store = if witness { self.serves_nobody(&top) } else { self.store(&top) };
         let data_dir = top.read_or("data_dir", DATA_DIR.into(), self.faults, |t| path(self.folder, t));
         let (min, max) = (Duration::ZERO, DRAIN_WAIT_MAX);
-        let drain_wait =
-            top.read_or("drain_wait", Duration::ZERO, self.faults, |text| decode::duration(text, min, max));
+        let mut time =
+            |key, default| top.read_or(key, default, self.faults, |text| decode::duration(text, min, max));
+        let (drain_wait, drain_within) =
+            (time("drain_wait", Duration::ZERO), time("drain_within", DRAIN_WITHIN));
         let policies = self.optional(&top, "policies", path);
         let unmatched = top.read_or("unmatched", Unmatched::Allow, self.faults, |text| {
             choice(text, &[("allow", Unmatched::Allow), ("deny", Unmatched::Deny)])
@@ -152,6 +156,7 @@ impl Reader<'_> {
             store: store?,
             data_dir: data_dir?,
             drain_wait: drain_wait?,
+            drain_within: drain_within?,
             cluster: cluster?,
             policies: policies?,
             unmatched: unmatched?,

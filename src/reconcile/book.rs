@@ -236,11 +236,10 @@ impl Book {
         }
     }
 
-    /// Plans to hold nothing any more.
+    /// Plans to hold nothing any more, nor to take what is on its way.
     pub fn give_up_all(&mut self, now: Micros) -> Vec<(BucketId, Plan)> {
-        let lent = self.loans.iter_mut().filter(|(_, loan)| loan.borrower.slice(now).is_some());
-        let mut plans: Vec<_> = lent.map(|(bucket, loan)| (*bucket, loan.borrower.give_up_all())).collect();
-        plans.sort_unstable_by_key(|(bucket, _)| *bucket);
-        plans
+        let may_hold = |loan: &Loan| loan.borrower.slice(now).is_some() || loan.borrower.is_out();
+        let lent = self.loans.iter_mut().filter(|(_, loan)| may_hold(loan));
+        lent.map(|(bucket, loan)| (*bucket, loan.borrower.give_up_all())).collect()
     }
 }

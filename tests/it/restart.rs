@@ -1,4 +1,5 @@
-//! All regions are restarted, one after the other, under load; and a second daemon for a region is refused.
+//! All regions are restarted, one after the other, under load; a daemon that stops gives back what it has been lent; and a second daemon
+//! for a region is refused.
 
 use crate::support::client::{Api, Grpc, descriptor, rls_request};
 use crate::support::cluster::{Cluster, Plan, REGIONS};
@@ -7,6 +8,10 @@ use crate::support::load::{Ask, Event, History, Steady};
 use crate::support::meter::Bound;
 use crate::support::redis::Redis;
 use crate::support::{eventually, free_address, hold};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use futures::future::join_all;
+use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,7 +30,7 @@ async fn balance(admins: Vec<Api>, loads: Vec<Steady>, stop: Arc<AtomicBool>) {
         let looks = admins
             .iter()
             .map(|admin| async { admin.get("/readyz").await.is_ok_and(|answer| answer.status == 200) });
-        let ready = futures::future::join_all(looks).await;
+        let ready = join_all(looks).await;
         let many = u64::try_from(ready.iter().filter(|ready| **ready).count()).unwrap().max(1);
         for load in &loads {
             for (region, ready) in ready.iter().enumerate() {
@@ -134,4 +139,88 @@ async fn a_second_daemon_for_a_region_is_refused() {
     ends(&mut second, "stop what else uses it (one region is one daemon)").await;
     let answer = cluster.daemons[0].api().check("split", &[("tenant", "7")], 1).await;
     assert_eq!(answer.status, 200, "the first one has not noticed: {}", answer.text);
+}
+
+/// Slow, and without a reserve: what is lent and does not come back is lost for the day.
+const SLOW: &str = "
+policies:
+  - { name: slow, domain: slow, match: [ { key: tenant } ], limit: { rate: 10/d, burst: 100 }, mode: strict, reserve: 0% }
+";
+const TENANTS: usize = 20_000;
+/// Requests at once.
+const LANES: usize = 128;
+
+/// Asks once for each of these tenants; returns those that were admitted.
+async fn each(daemon: &Daemon, tenants: &[usize], cost: u32) -> Vec<usize> {
+    let url = daemon.grpc_url();
+    let connections = join_all((0..4).map(|_| Grpc::connect(&url))).await;
+    let lanes = (0..LANES).map(|lane| {
+        let mut grpc = connections[lane % connections.len()].clone();
+        async move {
+            let mut admitted = Vec::new();
+            for tenant in tenants.iter().skip(lane).step_by(LANES) {
+                let mut request = rls_request("slow", vec![descriptor(&[("tenant", &tenant.to_string())])]);
+                request.hits_addend = cost;
+                let answer = grpc.ask(request).await;
+                if answer.is_ok_and(|answer| answer.overall_code() == Code::Ok) {
+                    admitted.push(*tenant);
+                }
+            }
+            admitted
+        }
+    });
+    join_all(lanes).await.concat()
+}
+
+/// Asks until each of these tenants was admitted once, or for so long; returns those that were not. (One that finds too little in time
+/// takes nothing.)
+async fn once_each(daemon: &Daemon, tenants: Vec<usize>, cost: u32, within: Duration) -> Vec<usize> {
+    let end = Instant::now() + within;
+    let mut left = tenants;
+    while !left.is_empty() && Instant::now() < end {
+        let admitted: BTreeSet<usize> = each(daemon, &left, cost).await.into_iter().collect();
+        left.retain(|tenant| !admitted.contains(tenant));
+    }
+    left
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_stops_gives_back_all_that_it_was_lent() {
+    let redis = Redis::start().await;
+    // A build without optimisation, on a machine that is busy.
+    let more = "drain_within: 60s\n".to_owned();
+    let mut daemon = Daemon::start(Settings { more, ..Settings::alone(&redis.url(), SLOW) }).await;
+    let tenants: Vec<usize> = (0..TENANTS).collect();
+    let left = once_each(&daemon, tenants.clone(), 1, Duration::from_secs(60)).await;
+    assert!(left.is_empty(), "{} were never admitted", left.len());
+    let began = Instant::now();
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended(Duration::from_secs(70)).await;
+    println!("it stopped after {:?}", began.elapsed());
+    assert!(status.success(), "{status}");
+    let log = daemon.log();
+    assert!(log.contains("gave leases back"), "{log}");
+    daemon.spawn();
+    daemon.ready().await;
+    // A token of each was spent; all others are there, and not one more.
+    let left = once_each(&daemon, tenants.clone(), 99, Duration::from_secs(60)).await;
+    assert!(left.is_empty(), "{} of {TENANTS} lost what they had", left.len());
+    let over = each(&daemon, &tenants, 1).await;
+    assert!(over.is_empty(), "{} of {TENANTS} had more than there is", over.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_is_told_twice_stops_at_once() {
+    let redis = Redis::start().await;
+    let more = "drain_wait: 60s\n".to_owned();
+    let mut daemon = Daemon::start(Settings { more, ..Settings::alone(&redis.url(), SLOW) }).await;
+    daemon.signal(Signal::TERM);
+    eventually("it drains", Duration::from_secs(10), || async {
+        let answer = daemon.admin().get("/readyz").await?;
+        hold(answer.status == 503, || answer.text)
+    })
+    .await;
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended(Duration::from_secs(10)).await;
+    assert_eq!(status.code(), Some(2), "{status}");
 }
