@@ -24,6 +24,9 @@ pub struct Demand {
     since: Micros,
     last: Micros,
     seen: Tokens,
+    /// When it was told last of what came in over a longer time, and what has come in since then.
+    fresh: Micros,
+    lately: Tokens,
     /// When it was told last, if only of nothing.
     told: Micros,
     /// The largest cost of one request in this window and in the one before.
@@ -41,6 +44,8 @@ impl Demand {
             since: now,
             last: Micros(i64::MIN),
             seen: Tokens::ZERO,
+            fresh: now,
+            lately: Tokens::ZERO,
             told: now,
             largest: [Tokens::ZERO; 2],
             window: now,
@@ -64,13 +69,21 @@ impl Demand {
         }
         // What came in over a longer time came in evenly, as far as anyone can tell.
         let over = if untold > LUMP { untold } else { Micros::ZERO };
-        if now - self.last > Micros(self.fast.span.0.saturating_mul(5)) {
+        let new = now - self.last > Micros(self.fast.span.0.saturating_mul(5));
+        if new {
             self.since = now - over;
             self.seen = Tokens::ZERO;
             self.fast.forget(now);
         }
         self.last = now;
         self.seen += offered;
+        if over.is_positive() {
+            (self.fresh, self.lately) = (now, Tokens::ZERO);
+        } else {
+            self.lately += offered;
+        }
+        // While traffic goes on it came in evenly too: taken as a lump at its end, each would count for more than it is until the next.
+        let over = if new { over } else { untold };
         self.fast.add(now, offered, over);
         self.slow.add(now, offered, over);
     }
@@ -79,6 +92,16 @@ impl Demand {
     /// cost `quantum`.
     #[must_use]
     pub fn rate(&self, now: Micros, quantum: Tokens) -> Rate {
+        let rate = self.averaged(now, quantum);
+        // A spell may begin with what is told of a long time, of which nearly all came in without any rush. What comes in just after that may
+        // be a rush that the averages will take a while to show.
+        let age = (now - self.fresh).max(AGE_MIN);
+        let young = self.lately > Tokens(quantum.0.saturating_mul(8)) && age < self.fast.span;
+        let rush = Rate(self.lately.mul_div(MICROS_PER_SECOND, age.0).0);
+        if young && rush > rate + rate { rush } else { rate }
+    }
+
+    fn averaged(&self, now: Micros, quantum: Tokens) -> Rate {
         let (fast, slow) = (self.fast.at(now), self.slow.at(now));
         let age = (now - self.since).max(AGE_MIN);
         let span = self.fast.span;
@@ -263,6 +286,41 @@ mod tests {
         demand.add(Micros::seconds(120), Tokens::whole(120), TOKEN);
         let rate = demand.rate(Micros::seconds(120), TOKEN);
         assert!((rate.0 - Rate::per_second(1).0).abs() < 10_000, "{rate:?}");
+    }
+
+    #[test]
+    fn how_often_it_is_told_makes_no_difference() {
+        for every in [1, 10, 250, 500, 1_000] {
+            let mut demand = Demand::new(Micros::ZERO);
+            demand.tune(Rate::per_second(1_000), Tokens::whole(2_000));
+            for k in 1..=30_000 / every {
+                demand.add(Micros::millis(k * every), Tokens::whole(every), TOKEN);
+            }
+            let rate = demand.rate(Micros::seconds(30), TOKEN);
+            assert!((rate.0 - Rate::per_second(1_000).0).abs() < Rate::per_second(10).0, "{every}: {rate:?}");
+        }
+    }
+
+    #[test]
+    fn a_rush_after_a_while_of_nothing_is_seen_at_once() {
+        let mut demand = Demand::new(Micros::ZERO);
+        demand.tune(Rate::per_second(1_000), Tokens::whole(2_000));
+        let from = Micros::seconds(90);
+        demand.add(from, TOKEN, TOKEN);
+        assert!(demand.rate(from, TOKEN) < Rate::per_second(1));
+        for ms in 1..=10 {
+            demand.add(from + Micros::millis(ms), Tokens::whole(5), TOKEN);
+        }
+        let rate = demand.rate(from + Micros::millis(10), TOKEN);
+        assert!(rate > Rate::per_second(2_000) && rate < Rate::per_second(6_000), "{rate:?}");
+        // What goes on as it was is none.
+        let mut demand = Demand::new(Micros::ZERO);
+        demand.add(Micros::seconds(20), Tokens::whole(200), TOKEN);
+        for ms in 1..=20 {
+            demand.add(Micros::seconds(20) + Micros::millis(ms * 100), TOKEN, TOKEN);
+            let rate = demand.rate(Micros::seconds(20) + Micros::millis(ms * 100), TOKEN);
+            assert!(rate < Rate::per_second(15), "{rate:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod counted;
 mod loans;
 mod members;
+mod net;
 mod permits;
 mod replay;
 mod resets;
@@ -10,6 +11,7 @@ mod restore;
 mod rules;
 mod steady;
 mod support;
+mod usable;
 mod windows;
 mod witness;
 mod world;
