@@ -172,35 +172,29 @@ impl<S: Store> Limiter<S> {
     /// Takes what a request is charged; of a single charge on a token bucket, from memory what is certain to be denied.
     pub(super) async fn take_or_recall(&self, held: &[Held<'_>]) -> Result<Taken, StoreError> {
         let denials = &self.core.denials;
-        let [only] = held else { return self.take_from_store(held).await };
-        if !only.may_be_remembered() {
-            return self.take_from_store(held).await;
-        }
-        let charge = only.take();
-        let ticket = match denials.recall(&charge, clock::now()) {
-            Recalled::Denied(taken) => {
-                self.core.metrics.denials_from_memory.inc();
-                return Ok(taken);
-            }
-            Recalled::Ask(ticket) => ticket,
+        let ticket = match held {
+            [only] if only.may_be_remembered() => match denials.recall(&only.take(), clock::now()) {
+                Recalled::Denied(taken) => {
+                    self.core.metrics.denials_from_memory.inc();
+                    return Ok(taken);
+                }
+                Recalled::Ask(ticket) => Some((only, ticket)),
+            },
+            _ => None,
         };
-        let taken = self.take_from_store(held).await?;
-        if !taken.allowed {
-            let lent = only.policy.pooled || only.policy.lends;
-            denials.remember(ticket, &charge, lent, &taken, clock::now());
-        }
-        Ok(taken)
-    }
-
-    async fn take_from_store(&self, held: &[Held<'_>]) -> Result<Taken, StoreError> {
         let taken = self.take_traced(held).await;
         for held in held.iter().filter(|h| h.limit.is_some() && h.charge.cost < Tokens::ZERO) {
-            self.core.denials.forget(&held.bucket());
+            denials.forget(&held.bucket());
         }
-        if taken.is_ok() {
-            self.core.fallback.store_is_back();
+        let taken = taken?;
+        self.core.fallback.store_is_back();
+        if !taken.allowed
+            && let Some((only, ticket)) = ticket
+        {
+            let lent = only.policy.pooled || only.policy.lends;
+            denials.remember(ticket, &only.take(), lent, &taken, clock::now());
         }
-        taken
+        Ok(taken)
     }
 }
 

@@ -155,7 +155,15 @@ async fn what_is_exposed_is_what_is_documented_and_counts_what_happened() {
         let decided = scrape.sum("quorate_decision_seconds_count", &[("protocol", "http")]);
         assert_eq!(decided, scrape.sum("quorate_decisions_total", &[]) + 1.0, "and one that matched nothing");
         let batched = scrape.sum("quorate_store_batch_requests_sum", &[]);
-        assert!(batched >= decided - 1.0, "{batched} requests went to the store, of {decided}");
+        let remembered = scrape.sum("quorate_denials_from_memory_total", &[]);
+        let answered = batched + remembered;
+        assert!(
+            answered >= decided - 1.0,
+            "{batched} requests went to the store, of {decided}, and {remembered} not"
+        );
+        // (Of one limit each: what is denied from memory was denied.)
+        let denied = scrape.sum("quorate_decisions_total", &[("result", "denied")]);
+        assert!(remembered <= denied, "{remembered} were denied from memory, and {denied} in all");
     }
     let leaders: f64 = all.iter().map(|scrape| scrape.sum("quorate_raft_leader", &[])).sum();
     assert_eq!(leaders, 1.0);

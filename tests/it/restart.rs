@@ -146,7 +146,7 @@ const SLOW: &str = "
 policies:
   - { name: slow, domain: slow, match: [ { key: tenant } ], limit: { rate: 10/d, burst: 100 }, mode: strict, reserve: 0% }
 ";
-const TENANTS: usize = 20_000;
+const TENANTS: usize = 4_000;
 /// Requests at once.
 const LANES: usize = 128;
 
@@ -207,6 +207,20 @@ async fn a_daemon_that_stops_gives_back_all_that_it_was_lent() {
     assert!(left.is_empty(), "{} of {TENANTS} lost what they had", left.len());
     let over = each(&daemon, &tenants, 1).await;
     assert!(over.is_empty(), "{} of {TENANTS} had more than there is", over.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_has_no_time_says_what_it_kept() {
+    let redis = Redis::start().await;
+    let more = "drain_within: 0s\n".to_owned();
+    let mut daemon = Daemon::start(Settings { more, ..Settings::alone(&redis.url(), SLOW) }).await;
+    let left = once_each(&daemon, (0..20).collect(), 1, Duration::from_secs(60)).await;
+    assert!(left.is_empty(), "{} were never admitted", left.len());
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended(Duration::from_secs(20)).await;
+    assert!(status.success(), "{status}");
+    let log = daemon.log();
+    assert!(log.contains("not all leases were given back") && !log.contains("gave leases back"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
