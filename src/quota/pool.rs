@@ -541,6 +541,7 @@ impl Pool {
             Some(turn) => windows.open(ask.bucket, turn, &terms, slot.unseen.clone()),
             None => slot.unseen.clone(),
         });
+        let Some(ledger) = ledger else { return };
         let booked = windows.booked_mut(&ask.bucket);
         if ledger.policy != ask.policy || booked.as_ref().map(|booked| booked.turn) != turn {
             return;

@@ -179,6 +179,7 @@ impl Watch {
     /// An entry was committed; it was stamped at true time `stamped`.
     pub fn committed(&self, now: Micros, term: u64, entry: &Entry, stamped: Micros) {
         let mut inner = self.inner();
+        inner.read_between(now, term, entry, stamped);
         let version = inner.pool.version();
         let applied = inner.pool.apply(term, entry);
         let lends = |op: &&Op| matches!(op, Op::Lend(_));
@@ -342,6 +343,21 @@ impl Inner {
     }
 
     /// In force from the stamp on: meters drain at the new rate from there.
+    /// Policies that another operation of the same entry replaces were in force for what stands between the two.
+    fn read_between(&mut self, now: Micros, term: u64, entry: &Entry, stamped: Micros) {
+        let changes = |op: &Op| matches!(op, Op::SetPolicies(_));
+        let Some(last) = entry.ops.iter().rposition(changes) else { return };
+        for at in (0..last).filter(|at| entry.ops.get(*at).is_some_and(changes)) {
+            let mut between = self.pool.clone();
+            between.apply(term, &Entry { stamp: entry.stamp, ops: entry.ops[..=at].to_vec() });
+            if between.version() != self.pool.version() {
+                let before = std::mem::replace(&mut self.pool, between);
+                self.read_terms(now, stamped);
+                self.pool = before;
+            }
+        }
+    }
+
     fn read_terms(&mut self, now: Micros, stamped: Micros) {
         let mut newest: BTreeMap<String, (Rate, Tokens, Edition)> = BTreeMap::new();
         let ids: BTreeMap<String, u32> =
@@ -441,4 +457,43 @@ fn slack(rate: Rate) -> Tokens {
 
 fn show(tokens: Tokens) -> String {
     format!("{}.{:06}", tokens.0 / 1_000_000, tokens.0.unsigned_abs() % 1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quorate::quota::policy::{
+        KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, TokenBucket, Unit, ValueMatch,
+    };
+    use quorate::quota::pool::SetPolicies;
+
+    fn of(burst: u64) -> Policy {
+        Policy {
+            name: "p".into(),
+            domain: "sim".into(),
+            matches: vec![KeyMatch { key: "p".into(), value: ValueMatch::Any }],
+            limit: Limit::TokenBucket(TokenBucket { amount: 30, per: Unit::Second, burst }),
+            mode: Mode::Strict,
+            reserve: Reserve::default(),
+            weights: BTreeMap::new(),
+            wait: Micros::ZERO,
+            on_store_failure: OnStoreFailure::Deny,
+            shadow: false,
+        }
+    }
+
+    #[test]
+    fn what_is_replaced_in_the_same_entry_was_promised_too() {
+        let mut pool = Pool::default();
+        let stamp = |tau| Stamp { term: 1, tau: Micros::seconds(tau) };
+        let found = Op::Found { regions: ["a", "b"].map(RegionName::from).to_vec(), policies: vec![of(3)] };
+        pool.apply(1, &Entry { stamp: stamp(0), ops: vec![found] });
+        let watch = Watch::new(pool, [(BucketId([1; 16]), "p".to_owned())]);
+        let to = |burst| Op::SetPolicies(SetPolicies { expected: None, policies: vec![of(burst)] });
+        let entry = Entry { stamp: stamp(1), ops: vec![to(100), to(3)] };
+        watch.committed(Micros::seconds(1), 1, &entry, Micros::seconds(1));
+        let inner = watch.inner();
+        let bursts: Vec<Tokens> = inner.by_policy["p"].editions.iter().map(|(_, burst)| *burst).collect();
+        assert_eq!(bursts, [3, 100, 3].map(Tokens::whole));
+    }
 }

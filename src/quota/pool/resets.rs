@@ -83,6 +83,7 @@ impl Pool {
                 return Err(NoReset::TooMany);
             }
             let ledger = self.buckets.get_or_insert_with(*bucket, || slot.unseen.clone());
+            let ledger = ledger.ok_or(NoReset::TooMany)?;
             if ledger.policy != *policy {
                 return Err(NoReset::NoLimit);
             }

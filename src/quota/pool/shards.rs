@@ -45,11 +45,6 @@ impl Leaf {
         self.0.iter().any(|(_, ledger)| of(ledger.policy))
     }
 
-    fn retain(&mut self, keep: impl Fn(&BucketId, &Ledger) -> bool) {
-        self.0.retain(|(id, ledger)| keep(id, ledger));
-        self.0.shrink_to_fit();
-    }
-
     fn insert(&mut self, at: usize, bucket: BucketId, ledger: Ledger) {
         if self.0.len() == self.0.capacity() {
             // Twice as much would be a third of all memory, for nothing.
@@ -66,8 +61,8 @@ impl Shards {
 
     pub(super) fn get(&self, bucket: &BucketId) -> Option<&Ledger> {
         let (number, leaf) = place(bucket);
-        let leaf = self.shards.get(&number)?[leaf].as_deref()?;
-        Some(&leaf.0[leaf.find(bucket).ok()?].1)
+        let leaf = self.shards.get(&number)?.get(leaf)?.as_deref()?;
+        leaf.0.get(leaf.find(bucket).ok()?).map(|(_, ledger)| ledger)
     }
 
     pub(super) fn contains_key(&self, bucket: &BucketId) -> bool {
@@ -77,25 +72,26 @@ impl Shards {
     pub(super) fn get_mut(&mut self, bucket: &BucketId) -> Option<&mut Ledger> {
         let (number, leaf) = place(bucket);
         let shard = self.shards.get_mut(&number)?;
-        let at = shard[leaf].as_ref()?.find(bucket).ok()?;
-        let leaf = Arc::make_mut(shard)[leaf].as_mut()?;
-        Some(&mut Arc::make_mut(leaf).0[at].1)
+        let at = shard.get(leaf)?.as_ref()?.find(bucket).ok()?;
+        let leaf = Arc::make_mut(shard).get_mut(leaf)?.as_mut()?;
+        Arc::make_mut(leaf).0.get_mut(at).map(|(_, ledger)| ledger)
     }
 
+    /// Never `None`.
     pub(super) fn get_or_insert_with(
         &mut self,
         bucket: BucketId,
         new: impl FnOnce() -> Ledger,
-    ) -> &mut Ledger {
+    ) -> Option<&mut Ledger> {
         let (number, leaf) = place(&bucket);
         let shard = Arc::make_mut(self.shards.entry(number).or_default());
-        let leaf = Arc::make_mut(shard[leaf].get_or_insert_default());
+        let leaf = Arc::make_mut(shard.get_mut(leaf)?.get_or_insert_default());
         let at = leaf.find(&bucket).unwrap_or_else(|at| {
             leaf.insert(at, bucket, new());
             self.len = self.len.saturating_add(1);
             at
         });
-        &mut leaf.0[at].1
+        leaf.0.get_mut(at).map(|(_, ledger)| ledger)
     }
 
     pub(super) fn remove(&mut self, bucket: &BucketId) {
@@ -103,14 +99,10 @@ impl Shards {
             return;
         }
         let (number, leaf) = place(bucket);
-        let Some(shard) = self.shards.get_mut(&number) else { return };
-        let shard = Arc::make_mut(shard);
-        if let Some(books) = shard[leaf].as_mut() {
-            Arc::make_mut(books).retain(|id, _| id != bucket);
+        let Some(shard) = self.shards.get_mut(&number).map(Arc::make_mut) else { return };
+        if let Some(leaf) = shard.get_mut(leaf) {
+            keep(leaf, |id, _| id != bucket);
             self.len = self.len.saturating_sub(1);
-        }
-        if shard[leaf].as_ref().is_some_and(|leaf| leaf.0.is_empty()) {
-            shard[leaf] = None;
         }
         if shard.iter().all(Option::is_none) {
             self.shards.remove(&number);
@@ -125,7 +117,7 @@ impl Shards {
     pub(super) fn after(&self, after: Option<BucketId>) -> impl Iterator<Item = (&BucketId, &Ledger)> {
         let shards = self.shards.range(after.as_ref().map_or(0, |after| place(after).0)..);
         let leaves = shards.flat_map(|(_, shard)| shard.iter().flatten());
-        leaves.flat_map(move |leaf| leaf.0[leaf.behind(after)..].iter().map(|(id, ledger)| (id, ledger)))
+        leaves.flat_map(move |leaf| leaf.0.iter().skip(leaf.behind(after)).map(|(id, ledger)| (id, ledger)))
     }
 
     /// The same, to be written to. No further leaf is copied than the iterator is taken.
@@ -136,9 +128,10 @@ impl Shards {
         let shards = self.shards.range_mut(after.as_ref().map_or(0, |after| place(after).0)..);
         let leaves = shards.flat_map(|(_, shard)| Arc::make_mut(shard).iter_mut().flatten());
         leaves
-            .flat_map(move |leaf| match leaf.behind(after) {
-                none if none == leaf.0.len() => [].iter_mut(),
-                first => Arc::make_mut(leaf).0[first..].iter_mut(),
+            .flat_map(move |leaf| {
+                let first = leaf.behind(after);
+                let books = if first == leaf.0.len() { &mut [] } else { &mut *Arc::make_mut(leaf).0 };
+                books.iter_mut().skip(first)
             })
             .map(|(id, ledger)| (&*id, ledger))
     }
@@ -162,17 +155,24 @@ impl Shards {
                 continue;
             }
             for leaf in Arc::make_mut(shard) {
-                if let Some(books) = leaf.as_mut().filter(|leaf| leaf.has(&of)) {
-                    Arc::make_mut(books).retain(|_, ledger| !of(ledger.policy));
-                }
-                if leaf.as_ref().is_some_and(|leaf| leaf.0.is_empty()) {
-                    *leaf = None;
+                if leaf.as_ref().is_some_and(|leaf| leaf.has(&of)) {
+                    keep(leaf, |_, ledger| !of(ledger.policy));
                 }
             }
         }
         self.shards.retain(|_, shard| shard.iter().any(Option::is_some));
         self.len =
             self.shards.values().flat_map(|shard| shard.iter().flatten()).map(|leaf| leaf.0.len()).sum();
+    }
+}
+
+/// Keeps these books alone.
+fn keep(leaf: &mut Option<Arc<Leaf>>, which: impl Fn(&BucketId, &Ledger) -> bool) {
+    let Some(books) = leaf.as_mut().map(Arc::make_mut) else { return };
+    books.0.retain(|(id, ledger)| which(id, ledger));
+    books.0.shrink_to_fit();
+    if books.0.is_empty() {
+        *leaf = None;
     }
 }
 

@@ -7,6 +7,9 @@ use super::support::*;
 use crate::quota::amount::{DRIFT_PPM, Micros, Tokens};
 use crate::quota::policy::*;
 
+/// Which region asks for the how-manieth token.
+type Asker = fn(usize) -> usize;
+
 /// As policies have it where they do not say.
 const WAIT: Micros = Micros::millis(250);
 
@@ -292,7 +295,7 @@ fn slow(policy: &Policy, rtt: i64, who: fn(usize) -> usize, time: Micros) -> Slo
 
 #[test]
 fn every_token_of_a_slow_limit_is_usable_anywhere() {
-    let ways: [(&str, fn(usize) -> usize); 5] = [
+    let ways: [(&str, Asker); 5] = [
         ("region 0, the leader", |_| 0),
         ("region 1", |_| 1),
         ("region 2", |_| 2),
