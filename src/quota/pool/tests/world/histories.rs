@@ -106,12 +106,12 @@ fn every_mistake_with_regions_is_found_former_life() {
 
 #[test]
 fn every_mistake_with_regions_is_found_newcomer_at_once() {
-    find(Bug::NewcomerAtOnce, Changing::Regions, 55);
+    find(Bug::NewcomerAtOnce, Changing::Regions, 115);
 }
 
 #[test]
 fn every_mistake_with_regions_is_found_removed_unheard() {
-    find(Bug::RemovedUnheard, Changing::Regions, 85);
+    find(Bug::RemovedUnheard, Changing::Regions, 115);
 }
 
 fn find(bug: Bug, changing: Changing, from: u64) {
