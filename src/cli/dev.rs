@@ -334,7 +334,7 @@ fn config(args: &Args, me: u16, regions: Vec<Peer>, store: StoreConfig, data_dir
             rtt_max: args.wan_rtt.max(crate::raft::RTT_MAX_DEFAULT),
         },
         drain_wait: Duration::ZERO,
-        drain_within: Duration::from_secs(10),
+        drain_within: config::region::DRAIN_WITHIN_DEFAULT,
         policies: None,
         unmatched: Unmatched::Allow,
         peer_tls: None,

@@ -45,16 +45,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             node = Node::start(config, policies) => node?,
             // It may wait for long to be let into the cluster.
             never = starting(&mut manager) => match never {},
-            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
-            stopped = tokio::signal::ctrl_c() => {
-                return stopped.context("cannot listen for SIGINT").map(|()| ExitCode::SUCCESS);
-            }
+            told = told_to_stop(&mut terminate) => return told.map(|()| ExitCode::SUCCESS),
         };
         until_stopped(&args.config, &node, &telemetry, &mut manager, &mut terminate, &mut hang_up).await?;
         manager.stopping();
         tokio::select! {
             () = node.drain() => Ok(ExitCode::SUCCESS),
-            () = told_again(&mut terminate) => {
+            Ok(()) = told_to_stop(&mut terminate) => {
                 tracing::warn!("told to stop once more: stopping at once; what is lent ends by itself");
                 Ok(ExitCode::from(super::COULD_NOT))
             }
@@ -115,8 +112,7 @@ async fn until_stopped(
 ) -> anyhow::Result<()> {
     loop {
         tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            stopped = tokio::signal::ctrl_c() => return stopped.context("cannot listen for SIGINT"),
+            told = told_to_stop(terminate) => return told,
             why = node.failed() => anyhow::bail!("{why}"),
             () = manager.due() => manager.look(node.not_ready()),
             _ = hang_up.recv() => {
@@ -134,10 +130,10 @@ async fn until_stopped(
 }
 
 /// Resolves at the next SIGTERM or SIGINT.
-async fn told_again(terminate: &mut Signal) {
+async fn told_to_stop(terminate: &mut Signal) -> anyhow::Result<()> {
     tokio::select! {
-        _ = terminate.recv() => {}
-        Ok(()) = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => Ok(()),
+        stopped = tokio::signal::ctrl_c() => stopped.context("cannot listen for SIGINT"),
     }
 }
 

@@ -61,7 +61,8 @@ const DATA_DIR: &str = "/var/lib/quorate";
 const REDIS_URL: &str = "redis://127.0.0.1:6379";
 const REDIS_TIMEOUT: Duration = Duration::from_millis(20);
 const DRAIN_WAIT_MAX: Duration = Duration::from_secs(300);
-const DRAIN_WITHIN: Duration = Duration::from_secs(10);
+/// [`Config::drain_within`] if nothing is said.
+pub const DRAIN_WITHIN_DEFAULT: Duration = Duration::from_secs(10);
 const RTT_MAX: Duration = Duration::from_millis(250);
 const KEY_BYTES_MAX: usize = 255;
 const REDACT_MAX: usize = 1_000;
@@ -130,7 +131,7 @@ impl Reader<'_> {
         let mut time =
             |key, default| top.read_or(key, default, self.faults, |text| decode::duration(text, min, max));
         let (drain_wait, drain_within) =
-            (time("drain_wait", Duration::ZERO), time("drain_within", DRAIN_WITHIN));
+            (time("drain_wait", Duration::ZERO), time("drain_within", DRAIN_WITHIN_DEFAULT));
         let policies = self.optional(&top, "policies", path);
         let unmatched = top.read_or("unmatched", Unmatched::Allow, self.faults, |text| {
             choice(text, &[("allow", Unmatched::Allow), ("deny", Unmatched::Deny)])

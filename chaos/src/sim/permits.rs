@@ -9,7 +9,7 @@ use super::chance::Chance;
 use super::faults::Effect;
 use super::machine::pass;
 use super::net::Line;
-use super::region::DOMAIN;
+use super::policies::plain;
 use super::{Broken, Phase, World};
 use quorate::quota::amount::Micros;
 use quorate::quota::policy::*;
@@ -32,19 +32,10 @@ const HOLDERS: usize = 4;
 /// Any number of them, for any time.
 pub fn any(chance: &Chance, names: &[RegionName]) -> Policy {
     let permits = number(chance.pick(&[1, 2, 3, 3, 4, 5, 5, 8, 12]));
-    let ttl = ttl(chance);
-    Policy {
-        name: NAME.into(),
-        domain: DOMAIN.into(),
-        matches: vec![KeyMatch { key: NAME.into(), value: ValueMatch::Any }],
-        limit: Limit::Concurrent(Concurrent { permits, ttl }),
-        mode: mode(chance),
-        reserve: reserve(chance),
-        weights: weights(chance, names),
-        wait: Micros::millis(chance.pick(&[0, 250, 250, 1_000])),
-        on_store_failure: OnStoreFailure::Deny,
-        shadow: false,
-    }
+    let limit = Limit::Concurrent(Concurrent { permits, ttl: ttl(chance) });
+    let (mode, reserve, weights) = (mode(chance), reserve(chance), weights(chance, names));
+    let wait = Micros::millis(chance.pick(&[0, 250, 250, 1_000]));
+    Policy { reserve, weights, wait, ..plain(NAME, limit, mode) }
 }
 
 fn mode(chance: &Chance) -> Mode {

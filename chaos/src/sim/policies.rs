@@ -37,6 +37,22 @@ impl Target {
     }
 }
 
+/// A policy with this limit on each value of the key of its name, and otherwise as it is by default.
+pub(super) fn plain(name: &str, limit: Limit, mode: Mode) -> Policy {
+    Policy {
+        name: name.into(),
+        domain: DOMAIN.into(),
+        matches: vec![KeyMatch { key: name.into(), value: ValueMatch::Any }],
+        limit,
+        mode,
+        reserve: Reserve::default(),
+        weights: std::collections::BTreeMap::new(),
+        wait: Micros::ZERO,
+        on_store_failure: OnStoreFailure::Deny,
+        shadow: false,
+    }
+}
+
 /// A policy of any kind.
 pub(super) fn any(chance: &Chance, weather: Weather, name: &str, regions: &[RegionName]) -> Policy {
     let burst = weather.burst(chance);
@@ -53,18 +69,8 @@ pub(super) fn any(chance: &Chance, weather: Weather, name: &str, regions: &[Regi
         weights = regions.iter().map(|r| (r.clone(), weight(chance))).collect();
     }
     let limit = Limit::TokenBucket(TokenBucket { amount: positive(amount), per, burst: positive(burst) });
-    Policy {
-        name: name.into(),
-        domain: DOMAIN.into(),
-        matches: vec![KeyMatch { key: name.into(), value: ValueMatch::Any }],
-        limit,
-        mode,
-        reserve: reserve(chance),
-        weights,
-        wait: Micros::millis(chance.pick(&[0, 250, 1_000])),
-        on_store_failure: OnStoreFailure::Deny,
-        shadow: false,
-    }
+    let (reserve, wait) = (reserve(chance), Micros::millis(chance.pick(&[0, 250, 1_000])));
+    Policy { reserve, weights, wait, ..plain(name, limit, mode) }
 }
 
 /// The same, changed in one way or another; rarely it goes.

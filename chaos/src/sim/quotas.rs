@@ -9,7 +9,7 @@
 
 use super::Broken;
 use super::chance::Chance;
-use super::region::DOMAIN;
+use super::policies::plain;
 use quorate::quota::amount::{Micros, Tokens};
 use quorate::quota::policy::*;
 use quorate::quota::pool::{Pool, Standing};
@@ -31,18 +31,8 @@ pub fn any(chance: &Chance, names: &[RegionName]) -> Policy {
         1 => Mode::Approximate { max_overshoot: Share::percent(20) },
         _ => Mode::Strict,
     };
-    Policy {
-        name: NAME.into(),
-        domain: DOMAIN.into(),
-        matches: vec![KeyMatch { key: NAME.into(), value: ValueMatch::Any }],
-        limit,
-        mode,
-        reserve: reserve(chance),
-        weights: weights(chance, names),
-        wait: Micros::millis(250),
-        on_store_failure: OnStoreFailure::Deny,
-        shadow: false,
-    }
+    let (reserve, weights) = (reserve(chance), weights(chance, names));
+    Policy { reserve, weights, wait: Micros::millis(250), ..plain(NAME, limit, mode) }
 }
 
 /// Changes its size, or whose it is.

@@ -342,7 +342,6 @@ impl Inner {
         })
     }
 
-    /// In force from the stamp on: meters drain at the new rate from there.
     /// Policies that another operation of the same entry replaces were in force for what stands between the two.
     fn read_between(&mut self, now: Micros, term: u64, entry: &Entry, stamped: Micros) {
         let changes = |op: &Op| matches!(op, Op::SetPolicies(_));
@@ -358,6 +357,7 @@ impl Inner {
         }
     }
 
+    /// In force from the stamp on: meters drain at the new rate from there.
     fn read_terms(&mut self, now: Micros, stamped: Micros) {
         let mut newest: BTreeMap<String, (Rate, Tokens, Edition)> = BTreeMap::new();
         let ids: BTreeMap<String, u32> =
@@ -461,25 +461,13 @@ fn show(tokens: Tokens) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::policies::plain;
     use super::*;
-    use quorate::quota::policy::{
-        KeyMatch, Limit, Mode, OnStoreFailure, Policy, Reserve, TokenBucket, Unit, ValueMatch,
-    };
+    use quorate::quota::policy::{Limit, Mode, Policy, TokenBucket, Unit};
     use quorate::quota::pool::SetPolicies;
 
     fn of(burst: u64) -> Policy {
-        Policy {
-            name: "p".into(),
-            domain: "sim".into(),
-            matches: vec![KeyMatch { key: "p".into(), value: ValueMatch::Any }],
-            limit: Limit::TokenBucket(TokenBucket { amount: 30, per: Unit::Second, burst }),
-            mode: Mode::Strict,
-            reserve: Reserve::default(),
-            weights: BTreeMap::new(),
-            wait: Micros::ZERO,
-            on_store_failure: OnStoreFailure::Deny,
-            shadow: false,
-        }
+        plain("p", Limit::TokenBucket(TokenBucket { amount: 30, per: Unit::Second, burst }), Mode::Strict)
     }
 
     #[test]
